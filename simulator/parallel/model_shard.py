@@ -137,12 +137,12 @@ def bf16_layers(model: Model, plan: Plan) -> frozenset[int]:
 
 
 def layer_marks(model: Model, plan: Plan) -> dict[int, str]:
-    """What makes layers unlike others of their kind, by number: what is trained of them, products in bf16. Of a tower: TOWER, JOINT."""
+    """What makes layers unlike others of their kind, by number: what is trained of them, products in bf16."""
     marks = {**_tuned(model, plan), **_tuned_tower(model, plan)} if plan.peft.any else {}
     return marks | {number: marks.get(number, "") + BF16_SUFFIX for number in bf16_layers(model, plan)}
 
 
-TOWER, JOINT = -1, -2  # in place of a layer's number
+_TOWER, _JOINT = -1, -2  # in place of a layer's number
 
 
 def _tuned_tower(model: Model, plan: Plan) -> dict[int, str]:
@@ -154,13 +154,12 @@ def _tuned_tower(model: Model, plan: Plan) -> dict[int, str]:
         return {}
     own = [name for name, _ in model.parameter_shapes("embedding") if not name.startswith(VISION)]
     joint = LOWEST_SUFFIX if plan.peft.at(None).tunes(own) else FORWARD_SUFFIX
-    return {TOWER: f"@0{FORWARD_SUFFIX}", JOINT: f"@0{joint}"}
+    return {_TOWER: f"@0{FORWARD_SUFFIX}", _JOINT: f"@0{joint}"}
 
 
 def _tower_body(model: Model, marks: dict[int, str]) -> list[BodyKind]:
     """The units of its tower under marks."""
-    kinds = ((kind, marks.get(JOINT if kind == "joint" else TOWER, "")) for kind in model.tower_kinds)
-    return [marked(kind, mark) for kind, mark in kinds]
+    return [marked(kind, marks.get(_JOINT if kind == "joint" else _TOWER, "")) for kind in model.tower_kinds]
 
 
 def _tuned(model: Model, plan: Plan) -> dict[int, str]:
@@ -201,15 +200,9 @@ def body_names(shard: Model) -> tuple[str, ...]:
     numbers, modules, towers = iter(shard.layer_numbers), iter(range(shard.mtp_layers)), count()
 
     def name(kind: BodyKind) -> str:
-        match plain(kind):
-            case "mtp":
-                return f"mtp{next(modules)}"
-            case "joint":
-                return "joint"
-            case "tower" | "tower_window":
-                return f"tower{next(towers)}"
-            case _:
-                return f"layer{next(numbers)}"
+        own = plain(kind)
+        number = {"mtp": modules, "tower": towers, "tower_window": towers}.get(own, numbers)
+        return own if own == "joint" else f"{'layer' if number is numbers else own[:5]}{next(number)}"
 
     return tuple(map(name, shard.body))
 

@@ -283,7 +283,7 @@ def test_a_missing_file_is_a_fault(tmp_path: Path) -> None:
 
 
 def test_towers_that_are_left_out_are_named(tmp_path: Path) -> None:
-    """A vision-language model is read as its language model, and a line says so."""
+    """A tower that is not read is named, and the model is its language model."""
     shape = {
         "hidden_size": 64,
         "num_hidden_layers": 2,
@@ -291,7 +291,7 @@ def test_towers_that_are_left_out_are_named(tmp_path: Path) -> None:
         "intermediate_size": 128,
         "vocab_size": 512,
     }
-    for tower in ({}, {"vision_config": {"depth": 32, "hidden_size": 1280}}, {"visual": {"width": 1664}}):
+    for tower in ({}, {"audio_config": {"depth": 32, "hidden_size": 1280}}, {"visual": {"width": 1664}}):
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"model_type": "qwen2_5_vl", "num_key_value_heads": 2, **shape, **tower}))
         said = Model.load(path).sources.get("not modelled", "")
@@ -299,4 +299,12 @@ def test_towers_that_are_left_out_are_named(tmp_path: Path) -> None:
         path.write_text(json.dumps({"model_type": "llava", "text_config": {"model_type": "llama", **shape}, **tower}))
         said = Model.load(path).sources.get("not modelled", "")  # beside a section of the language model too
         assert ("".join(tower) + ": towers and their projectors" in said) == bool(tower)
-        assert ("`shardwise capture config.json --recipe" in said) == ("vision_config" in tower)
+    tiles = {
+        "model_type": "llava_next",
+        "text_config": {"model_type": "llama", **shape},
+        "vision_config": {"hidden_size": 64},
+    }
+    path.write_text(json.dumps(tiles))
+    said = Model.load(path).sources["not modelled"]
+    assert "`shardwise capture config.json --recipe fsdp2` runs both" in said
+    assert said.endswith("(llava_next: an image takes as many tiles as its shape asks for)")

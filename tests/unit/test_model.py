@@ -18,6 +18,11 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 # Parameters as published: the safetensors total on the model's Hugging Face page, unless a source is named.
 PUBLISHED = {
+    "qwen2.5-vl-3b": 3_754_622_976,
+    "qwen2.5-vl-7b": 8_292_166_656,
+    "qwen2.5-vl-32b": 33_452_718_336,
+    "qwen2.5-vl-72b": 73_410_777_344,
+    "llava-1.5-7b": 7_063_427_072,
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
     "gpt2-large": 774_030_080,

@@ -96,6 +96,44 @@ def test_peft_s_steps_are_the_described_ones(
     assert found[0] == found[1]
 
 
+TOWER = """
+[tower]
+num_layers = 4
+d_model = 1024
+num_heads = 16
+d_ff = 4096
+patch_size = 14
+patch_bias = false
+class_token = true
+max_positions = 257
+pre_norm = true
+image_size = 224
+projector = [0, 0]
+"""
+
+
+def test_a_model_that_reads_images_is_the_described_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """FLOP, and the peak in bytes, beside those of its language model alone, whose tables the stack lays out otherwise.
+
+    The program holds numbers of positions, 257 of 8 bytes, and each of nine LayerNorms two tensors of 257 numbers where one is
+    described: a block of 512 bytes more of each.
+    """
+    keys = {"num_hidden_layers": "num_layers", "hidden_size": "d_model", "num_attention_heads": "num_heads",
+            "num_key_value_heads": "num_kv_heads", "head_dim": "head_dim", "intermediate_size": "d_ff", "vocab_size": "vocab_size"}  # fmt: skip
+    text = "\n".join(f"{ours} = {MODEL[theirs]}" for theirs, ours in keys.items())
+    found = []
+    for said in ([], ["images"]):
+        (folder / "seeing.toml").write_text(text + TOWER * len(said))
+        path = str(captured(folder, "-".join(["alone", *said]), "--ranks=1", *SIZES, "alone", *said))
+        program = predicted(capsys, "--program", path, "--cluster", "1xh100")
+        flags = {"model": str(folder / "seeing.toml"), "gpus": "1xh100", "seq-len": str(SEQ), "zero": "0", "data-parallel": "ddp",
+                 "master-dtype": "bf16", "optimizer-dtype": "bf16", "optimizer-impl": "fused", "stack": "torch-2.11-eager"}  # fmt: skip
+        described = predicted(capsys, *(word for flag, value in flags.items() for word in (f"--{flag}", value)))
+        assert program["hardware_flop_per_step"] == described["hardware_flop_per_step"]
+        found.append(program["memory"]["peak_allocated_bytes"] - described["memory"]["peak_allocated_bytes"])  # type: ignore[index]
+    assert found[1] - found[0] == 2560 + 9 * 512
+
+
 def test_collectives_are_those_of_fsdp2(folder: Path) -> None:
     """By hand: a layer is gathered for both passes and reduced once; the root stays from forward to backward."""
     norms = 2 * WIDTH

@@ -35,33 +35,20 @@ def model_of(raw: Mapping[str, Any], overrides: Sequence[Override], draft: Draft
         return patched(draft.model, overrides, ModelError)
     like = raw.get("like")
     loaded = Model.load(name, like if isinstance(like, str) else None) if isinstance(name, str) else None
-    return (
-        None
-        if loaded is None
-        else patched(with_images(loaded, raw.get("images"), raw.get("image_size")), overrides, ModelError)
-    )
+    return None if loaded is None else patched(_with_images(loaded, raw), overrides, ModelError)
 
 
-def with_images(model: Model, images: object, side: object) -> Model:
-    """A model whose sequences have so many images of so many pixels a side (None: as its tower has it). Raises ModelError."""
-    given = {"images": images, "side": side}
-    if model.tower is None:
-        if images or side:
-            problem = f"{model.name} has no tower for images that is read"
-            raise ModelError.at("--images", problem, "leave it out, or name a model that has one")
-        return model
+def _with_images(model: Model, raw: Mapping[str, Any]) -> Model:
+    """A model whose sequences have the study's images, where it gives any. Raises ModelError."""
     asked = [
-        Override(
-            root="model",
-            path=("tower", name),
-            text="",
-            flag=f"--{'images' if name == 'images' else 'image-size'}",
-            meant=value,
-        )
-        for name, value in given.items()
-        if value is not None
+        Override(root="model", path=("tower", name), text="", flag=f"--{key}".replace("_", "-"), meant=raw[key])
+        for name, key in (("images", "images"), ("side", "image_size"))
+        if raw.get(key) is not None
     ]
-    return patched(model, asked, ModelError)
+    if model.tower is None and any(one.meant for one in asked):
+        problem = f"{model.name} has no tower for images that is read"
+        raise ModelError.at("--images", problem, "leave it out, or a model that has one")
+    return patched(model, asked if model.tower else (), ModelError)
 
 
 def cluster_of(

@@ -18,7 +18,7 @@ from simulator.base.value_errors import Expected
 from simulator.formats.study.loading import calibration_named, loaded_cluster, model_of
 from simulator.formats.study.overrides import Override, literal, parse_overrides, patched
 from simulator.formats.study.provenance import named_sources, of_model, set_by_hand
-from simulator.formats.study.tables import DEFAULT_NAME, Faults, at_its_key, flags_above, located, of_root
+from simulator.formats.study.tables import DEFAULT_NAME, Faults, at_its_key, counts_read, flags_above, located, of_root
 from simulator.predict import Source
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
@@ -30,6 +30,7 @@ from simulator.spec.model.hf_config import stored_weights
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving import InferencePlan, Request, Slo, Workload, check, stack_named, stack_of, with_defaults
 from simulator.studies.serving.slo import USUAL_PERCENTILE, read_times
+from simulator.studies.serving.workload import Requests
 
 DEFAULT: Final[Mapping[str, Any]] = {
     "model": "llama3-8b",
@@ -80,6 +81,8 @@ class ServingFile(Strict):
     cluster: str
     nodes: int | None = Field(ge=1, le=MAX_NODES, default=None)
     like: str | None = None
+    images: int | None = Field(ge=0, default=None)
+    image_size: int | None = Field(ge=1, default=None)
     calibration: str | None = None
     inference: InferencePlan = InferencePlan()
     workload: Workload = Workload()
@@ -153,7 +156,8 @@ def read_serving_study(
         plan = stated if stack is None or cluster is None else with_defaults(stated, stack, cluster.device, model)
         if model is not None and cluster is not None and stack is not None and not searched:
             faults.attempt(partial(check, plan, model, cluster))
-        requests = faults.attempt(lambda: _requests(workload))
+        tower = model.sees if model is not None else None
+        requests = faults.attempt(lambda: _requests(workload, tower.taken if tower else 0))
     if faults or study is None or plan is None or model is None or cluster is None or stack is None or requests is None:
         raise InputError(dict.fromkeys(at_its_key(fault, origins, name, "inference") for fault in faults))
     return ServingStudy(
@@ -214,10 +218,8 @@ def _merged(
     traced = any(table_flags.get(key, "0") != "0" for key in _NO_RATE) or any(
         f"{o.root}.{'.'.join(o.path)}" in _NO_RATE for o in overrides
     )
-    raw = {**base, **({"workload": {}} if traced and base is DEFAULT else {}), **flags}
-    if isinstance(raw.get("nodes"), str):
-        raw["nodes"] = literal(raw["nodes"])
-    origins = {key: f"--{key}" for key in flags}
+    raw = {**base, **({"workload": {}} if traced and base is DEFAULT else {}), **counts_read(flags)}
+    origins = {key: f"--{key.replace('_', '-')}" for key in flags}
     given = [(key, flag_of(key), literal(text)) for key, text in table_flags.items()]
     given += [(f"{o.root}.{'.'.join(o.path)}", o.flag, o.value) for o in overrides if o.root in TABLES]
     for key, flag, value in given:
@@ -249,16 +251,19 @@ def _relabelled(fault: Fault, origins: Mapping[str, str], name: str) -> Fault:
     return replace(fault, place=" and ".join(dict.fromkeys(flags)) or f"{name}: {path}")
 
 
-def _requests(workload: Workload) -> Sequence[Request]:
+def _requests(workload: Workload, image_tokens: int) -> Sequence[Request]:
+    """image_tokens: of each, beside its text."""
     if workload.trace is None:
-        return workload.requests()
+        return workload.requests(image_tokens)
     drawn = (set(Workload.model_fields) - {"trace", "warmup", "concurrency", "ramp_s"}) & workload.model_fields_set
     if drawn:
         problem = f"a trace says when requests arrive and how long they are, and {', '.join(sorted(drawn))} too"
         raise InputError.at("workload: trace", problem, "give one of them")
     from simulator.formats.readers.arrivals_table import read_arrivals
 
-    return read_arrivals(workload.trace)
+    found = read_arrivals(workload.trace)
+    longer = (replace(one, prompt_tokens=one.prompt_tokens + image_tokens) for one in found)
+    return Requests.of(longer) if image_tokens else found
 
 
 def _sources(name: str, raw: Mapping[str, Any], origins: Mapping[str, str], workload: Workload) -> tuple[Source, ...]:

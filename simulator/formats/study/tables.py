@@ -126,6 +126,12 @@ def located(
     return data
 
 
+def counts_read(flags: Mapping[str, str]) -> dict[str, Any]:
+    """Flags with the numbers that their texts are."""
+    counts = ("nodes", "images", "image_size")
+    return {key: literal(text) if key in counts else text for key, text in flags.items()}
+
+
 def merged(
     base: Mapping[str, Any],
     flags: Mapping[str, str],
@@ -135,10 +141,7 @@ def merged(
     keep_plan: bool,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The study as plain data, its plan by flat names, and for each key that the command line gave, by which flag."""
-    raw = {**base, **flags}
-    for key in ("nodes", "images", "image_size"):
-        if isinstance(raw.get(key), str):
-            raw[key] = literal(raw[key])
+    raw = {**base, **counts_read(flags)}
     origins = {key: f"--{key.replace('_', '-')}" for key in flags}
     plan = raw.get("plan", {}) if keep_plan else {}
     if isinstance(plan, dict):

@@ -13,18 +13,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from simulator.base.errors import Fault, PlanError
-from simulator.parallel.legality import (
-    blocks,
-    degrees,
-    experts,
-    heads,
-    memory,
-    offload,
-    precision,
-    towers,
-    traffic,
-    tuning,
-)
+from simulator.parallel.legality import blocks, degrees, experts, heads, memory, offload, precision, traffic, tuning
 from simulator.parallel.legality.pipeline import PIPELINE, broken_by
 from simulator.parallel.legality.rule import Case, Reads, Rule
 from simulator.parallel.legality.software import SOFTWARE, Software, software_of
@@ -50,7 +39,6 @@ RULES: Final[tuple[Rule[Any], ...]] = (
     *heads.MODEL,
     *precision.MODEL,
     *tuning.MODEL,
-    *towers.MODEL,
     *experts.MODEL,
     *PIPELINE,
     # with all that meets in a run

@@ -1,11 +1,13 @@
-"""Fine-tuning: what is frozen beside what is trained, how frozen weights are stored, and what of it is modelled."""
+"""Fine-tuning and towers for images: what is frozen, how it is stored, what goes with it, and what of it is modelled."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from simulator.parallel.legality.rule import ModelRule, OfModel, PlanRule
-from simulator.spec.model import ModelPart
+from simulator.spec.model import Model, ModelPart
+from simulator.spec.plan import Plan
 from simulator.spec.plan.peft import KEYS
 
 
@@ -25,6 +27,18 @@ def _has_keys(of: OfModel) -> bool:
     """Some layer has keys and values of its own, which a prefix stands ahead of."""
     names = {name for part in of.model.body for name, _ in of.model.parameter_shapes(part)}
     return not names.isdisjoint(KEYS)
+
+
+def _taken(of: OfModel) -> int:
+    tower = of.model.sees if isinstance(of.model, Model) else None
+    return tower.taken if tower else 0
+
+
+def _alone(where: str, what: str, remedy: str, holds: Callable[[Plan], bool]) -> ModelRule:
+    """What is not modelled beside a tower."""
+    remedy += ", or --images 0: the language model alone"
+    equation = f"a tower for images with {what} is not modelled"
+    return ModelRule(where=where, applies=lambda of: _taken(of) > 0, holds=lambda of: holds(of.plan), equation=equation, remedy=remedy)  # fmt: skip
 
 
 PLAN: Final = (
@@ -115,5 +129,29 @@ MODEL: Final = (
         holds=_has_keys,
         equation="no layer of the model projects keys and values that a prefix could stand ahead of",
         remedy='peft = "lora"; prefixes go with multi-head and grouped-query attention',
+    ),
+    ModelRule(
+        where="seq_len",
+        holds=lambda of: _taken(of) <= of.plan.seq_len,
+        equation=lambda of: f"the images of a sequence take {_taken(of)} tokens, and seq_len is {of.plan.seq_len}",
+        remedy=lambda of: f"seq_len = {_taken(of)} at least, fewer --images, a smaller --image-size",
+    ),
+    _alone("tp", "tensor parallelism", "tp = 1", lambda plan: plan.tp == 1),
+    _alone("cp", "context parallelism", "cp = 1", lambda plan: plan.cp == 1),
+    _alone(
+        "recompute", "each k-th layer recomputed", "recompute = full", lambda plan: plan.recompute.mode != "every_k"
+    ),
+    _alone(
+        "offload",
+        "activations off the GPU",
+        "offload.activations = none",
+        lambda plan: plan.offload.activations == "none",
+    ),
+    _alone("mixed_units", "adapters in FSDP1's flat vectors", "no mixed_units", lambda plan: not plan.mixes_units),
+    _alone(
+        "data_parallel",
+        "a framework's own model code",
+        "fsdp2, ddp, deepspeed or megatron",
+        lambda plan: not plan.traits.own_model_code or plan.traits.core_layers or plan.traits.zero_engine,
     ),
 )

@@ -29,9 +29,11 @@ def presets_of(name: str) -> tuple[str, ...]:
 
 
 def preset_of(name: str) -> str | None:
-    """The preset that a public name is of, where nothing else is known; None for a name of other layers."""
-    if any(re.search(pattern, plain_name(name)) for pattern in _families()["another"]):
-        return None
+    """The preset that a public name is of, where nothing else is known; None for a name of other layers but a preset's own."""
+    plain, others = plain_name(name), _families()["another"]
+    if any(re.search(pattern, plain) for pattern in others):
+        own = (one for one in preset_names() if plain.startswith(one))
+        return next((one for one in own if any(re.search(pattern, one) for pattern in others)), None)
     return next(iter(presets_of(name)), None)
 
 

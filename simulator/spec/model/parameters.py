@@ -42,10 +42,8 @@ class ModelParameters(ModelFields, defer_build=True):
                 return self._mtp()
             case "layer" | "dense_layer" as layer:
                 return self._layer(dense=layer == "dense_layer")
-            case "tower" | "tower_window":
-                return () if self.tower is None else _tower_layer(self.tower)
-            case "joint":  # runs what the root holds
-                return ()
+            case "tower" | "tower_window" | "joint" as part:  # a joint runs what the root holds
+                return _tower_layer(self.tower) if self.tower and part != "joint" else ()
             case "mamba" | "attention" | "both" | "mlp" | "moe" as branch:
                 return (*self._norm_of("norm", self.d_model), *self._branch(branch))
 

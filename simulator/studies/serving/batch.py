@@ -12,11 +12,15 @@ GRAPH_ALIGNMENT, MOST_CAPTURED = 8, 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A piece of a prompt: `new` tokens behind `cached` ones. last: its end is the prompt's, so a token is sampled."""
+    """A piece of a prompt: `new` tokens behind `cached` ones. last: its end is the prompt's, so a token is sampled.
+
+    first: of this prompt, before which its images are encoded.
+    """
 
     new: int
     cached: int
     last: bool = True
+    first: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

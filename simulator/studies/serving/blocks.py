@@ -6,11 +6,13 @@ a split vocabulary on every GPU, and ends in a softmax and a draw instead of a l
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import Any, Self
 
-from simulator.base.kernels import Attention, Gemm, Kernel, Stream
+from simulator.base.kernels import DTYPE_BYTES, Attention, Gemm, Kernel, Stream
+from simulator.spec.model import Model
 from simulator.spec.model.experts import Experts
 from simulator.spec.plan import ExpertsPlan, Plan, PrecisionPlan
 from simulator.spec.software.engine import Engine
@@ -276,3 +278,35 @@ def _training(plan: InferencePlan, tokens: int, part: Part) -> Plan:
         precision=PrecisionPlan(compute=plan.compute_dtype, master=plan.compute_dtype),
         vocab_parallel=part not in plan.replicate and not plan.attention_dp,
     )
+
+
+def _split_over(model: Model, plan: InferencePlan) -> int:
+    """GPUs that split the tower's layers: tp where they come out even, else each has all of them."""
+    tower, tp = model.sees, plan.attention_tp
+    return tp if tower is not None and not (tower.num_heads % tp or tower.d_ff % tp) else 1
+
+
+def encoder_bytes(model: Model, plan: InferencePlan) -> int:
+    """Weights of the tower on one GPU, in 16 bits as in published checkpoints; its ends are whole."""
+    if model.sees is None:
+        return 0
+    layers = sum(model.num_parameters_of(kind) for kind in model.tower_kinds)
+    ends = model.num_parameters_of("embedding") - model.model_copy(update={"tower": None}).num_parameters_of(
+        "embedding"
+    )
+    return (-(-layers // _split_over(model, plan)) + ends) * DTYPE_BYTES[plan.compute_dtype]
+
+
+def encoder_blocks(model: Model, plan: InferencePlan, stack: Stack, requests: int) -> tuple[tuple[Block, int], ...]:
+    """Its blocks for the images of so many requests, each with how often it runs; text is looked up elsewhere."""
+    training = Plan(
+        tp=_split_over(model, plan),
+        zero=0,
+        data_parallel="megatron",
+        micro_batch_size=requests,
+        seq_len=1,
+        vocab_parallel=False,
+        precision=PrecisionPlan(compute=plan.compute_dtype, master=plan.compute_dtype),
+    )
+    blocks, counts = build_blocks(model, stack, training), Counter(model.tower_kinds)
+    return (blocks.embedding, 1), *((block, counts[block.name]) for block in blocks.body if block.name in counts)  # type: ignore[index]

@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from math import inf
 from typing import cast
 
-from simulator.base.kernels import DTYPE_BYTES, Gemm, Kernel, launches
+from simulator.base.kernels import DTYPE_BYTES, Attention, Gemm, Kernel, launches
 from simulator.base.sums import summed
 from simulator.parallel.mesh import GroupShape
 from simulator.play.lower.fabric import bytes_sent_once
@@ -28,7 +28,7 @@ from simulator.spec.model import LayerKind, Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving.attention import KEYS_APART, AttentionCosts, refuse_unknown_speed
 from simulator.studies.serving.batch import MOST_CAPTURED, Batch, busiest_rank, padded
-from simulator.studies.serving.blocks import ForwardOps, forward_ops, head_ops
+from simulator.studies.serving.blocks import ForwardOps, encoder_blocks, forward_ops, head_ops
 from simulator.studies.serving.context import ContextCosts
 from simulator.studies.serving.cost import Cost, mean_use
 from simulator.studies.serving.groups import context_shape, own_all_reduce_s, pipeline_shape, tensor_shape
@@ -91,6 +91,7 @@ class StepCosts:
         self._nccl = stack.software()
         self._linear: dict[int, tuple[dict[str, Cost], Clock]] = {}
         self._heads: dict[int, Cost] = {}
+        self._images = {0: Cost()}
         self.attention = AttentionCosts(
             self.shards[0].part,
             plan,
@@ -288,7 +289,20 @@ class StepCosts:
 
     def _beside(self, stage: int, batch: Batch) -> Cost:
         """What depends on whose tokens they are, but for attention itself."""
-        return self._mixers.of(stage, batch) + self._context.of(stage, batch)
+        begun = sum(chunk.first for chunk in batch.chunks) if stage == 0 and self.model.sees else 0
+        return self._mixers.of(stage, batch) + self._context.of(stage, batch) + self._encoded(begun)
+
+    def _encoded(self, requests: int) -> Cost:
+        """The images of so many requests, each of the tower's blocks one by one."""
+        found = self._images.get(requests)
+        if found is None:
+            found = Cost()
+            for block, times in encoder_blocks(self.model, self.plan, self.stack, requests):
+                seen = [kernel for op in block.ops for kernel in op.forward if isinstance(kernel, Attention)]
+                one = self._ops(ForwardOps.of(block, block), 1, self._clock) + Cost(host_s=self.stack.host.layer_s)
+                found += (one + self._booked(summed(map(self._clock.seconds, seen), 0.0))).times(times)
+            self._images[requests] = found
+        return found
 
     def _linear_of(self, tokens: int) -> tuple[dict[str, Cost], Clock]:
         """The embedding and a layer of each kind without its attention kernel, for so many new tokens; and their clock."""
@@ -361,14 +375,8 @@ class StepCosts:
         shape = shape or self._tensor
         key = (exchange.kind, exchange.num_bytes, shape)
         if key not in self._exchanges:
-            seconds = collective_s(
-                exchange.kind,
-                bytes_sent_once(exchange, shape),
-                shape,
-                self.cluster,
-                curves=self._curves,
-                nccl=self._nccl,
-            )
+            sent = bytes_sent_once(exchange, shape)
+            seconds = collective_s(exchange.kind, sent, shape, self.cluster, curves=self._curves, nccl=self._nccl)
             engine = None if self._ideal else self.stack.engine
             own_s = inf if self._ideal else own_all_reduce_s(exchange, shape, self.cluster, self.stack)
             self._exchanges[key] = min(float(seconds) * (engine.nccl_factor if engine else 1.0), own_s)

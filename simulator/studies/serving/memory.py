@@ -20,7 +20,7 @@ from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving.blocks import forward_blocks, head_block
+from simulator.studies.serving.blocks import encoder_blocks, encoder_bytes, forward_blocks, head_block
 from simulator.studies.serving.context import gathered_bytes
 from simulator.studies.serving.lora import lora_bytes
 from simulator.studies.serving.mixers import state_bytes
@@ -155,7 +155,7 @@ def _stage(
 ) -> ServingMemory:
     shard = shards[stage]
     besides, besides_a_token = held_besides(model, plan, shard)
-    besides += lora_bytes(shard, plan)
+    besides += lora_bytes(shard, plan) + (encoder_bytes(model, plan) if shard.holds_embedding else 0)
     fixed_bytes = weight_bytes(shard, plan) + besides
     activations = activation_bytes(model, shard, plan, stack, device)
     outside = outside_torch_bytes(device, Plan(), sum(degree > 1 for degree in (plan.tp, plan.pp, plan.pcp)))
@@ -228,7 +228,15 @@ def activation_bytes(model: Model, shard: StageShard, plan: InferencePlan, stack
         if stack.engine is not None and stack.engine.samples_in_place:
             head = replace(head, ops=tuple(op for op in head.ops if op.name not in _COPIES))
         state = _play(allocator, head, rows)
-    return allocator.peak_allocated_bytes + gathered_bytes(shard.part, plan, tokens)
+    peak = allocator.peak_allocated_bytes
+    if model.sees and shard.holds_embedding:  # as many images as a step has room for, before any text
+        images = CachingAllocator()
+        most = max(1, plan.batched_tokens(model) // model.sees.taken)
+        for index, (block, _) in enumerate(encoder_blocks(model, plan, stack, most)):
+            state = images.malloc(block.input_bytes) if index == 0 else state
+            state = _play(images, block, state)
+        peak = max(peak, images.peak_allocated_bytes)
+    return peak + gathered_bytes(shard.part, plan, tokens)
 
 
 def _play(allocator: CachingAllocator, block: Block, state: Storage) -> Storage:

@@ -321,7 +321,7 @@ class Scheduler:
                 return
             job.cached = reused
             self._since = 0
-            tokens -= self._compute(job, tokens)
+            tokens -= self._compute(job, tokens, first=True)
 
     def _ready(self, tokens: int) -> bool:
         """Those that wait may join those that run now: enough of them fit a step, or they have waited long enough."""
@@ -340,22 +340,22 @@ class Scheduler:
             count += tokens >= 0 and free >= 0
         return count >= least
 
-    def _compute(self, job: RequestState, tokens: int) -> int:
+    def _compute(self, job: RequestState, tokens: int, *, first: bool = False) -> int:
         """A piece of the job's prompt, as long as may be; returns its length."""
         if self.limits.apart:
-            return self._compute_apart(job)
+            return self._compute_apart(job, first=first)
         new = min(job.known - job.cached, tokens)
         if new:
             last = job.cached + new == job.known
-            self._pieces.append((job, Chunk(new=new, cached=job.cached, last=last)))
+            self._pieces.append((job, Chunk(new=new, cached=job.cached, last=last, first=first)))
             self._partial = None if last else job
         return new
 
-    def _compute_apart(self, job: RequestState) -> int:
+    def _compute_apart(self, job: RequestState, *, first: bool) -> int:
         """All of it but the last token, with which the job decodes at once."""
         new = job.known - 1 - job.cached
         if new:
-            self._pieces.append((job, Chunk(new=new, cached=job.cached, last=False)))
+            self._pieces.append((job, Chunk(new=new, cached=job.cached, last=False, first=first)))
             job.cached += new
         self._begun.append(job)
         self._join(job)

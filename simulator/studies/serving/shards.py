@@ -92,6 +92,7 @@ def _stage(model: Model, plan: InferencePlan, stage: int, layers: tuple[int, ...
                 "d_ff": model.d_ff // split,
                 "experts": _experts(model.experts, plan),
                 "mamba": _mixer(model.mamba, split),
+                "tower": None,  # `encoder`
                 "mtp_layers": 0,  # modules of multi-token prediction are not loaded
                 "vocab_size": count,
                 "tied_embeddings": tied,

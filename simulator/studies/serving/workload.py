@@ -253,8 +253,11 @@ class Workload(Strict):
             raise ValueError("cache_hits is of shared beginnings, and there are none: give prefix_tokens or turns")
         return self
 
-    def requests(self) -> Requests:
-        """The requests in order of arrival, the first million at most. A trace is read by readers.arrivals_table instead."""
+    def requests(self, image_tokens: int = 0) -> Requests:
+        """The requests in order of arrival, the first million at most. A trace is read by readers.arrivals_table instead.
+
+        image_tokens: of each, beside its prompt_tokens.
+        """
         arrivals, prompts, outputs, hits, gaps = _streams(self.seed)
         n, turns = min(self.num_requests, MOST_PLAYED), self.turns
         num_conversations = -(-n // turns)
@@ -264,7 +267,8 @@ class Workload(Strict):
             if streamed
             else self._begin_s(num_conversations)
         )
-        drawn = _drawn(self.prompt_tokens, prompts, n), _drawn(self.output_tokens, outputs, n)
+        texts = _drawn(self.prompt_tokens, prompts, n)
+        drawn = (text + image_tokens for text in texts), _drawn(self.output_tokens, outputs, n)
         if turns == 1 and not self.prefix_tokens:
             return Requests(times, *drawn)
         lengths = list(zip(*drawn, strict=True))

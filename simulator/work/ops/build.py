@@ -17,7 +17,7 @@ from simulator.spec.software.stack import Stack
 from simulator.work.ops.attention import attention
 from simulator.work.ops.core import Block, ModelBlocks, Op
 from simulator.work.ops.cuda_graphs import with_graphs
-from simulator.work.ops.embedding import embedding
+from simulator.work.ops.embedding import embedding, joint, patches, scaled, tower_context
 from simulator.work.ops.graph import Graph, Value, fuse_residuals, stream
 from simulator.work.ops.head_loss import WITH_HEAD, loss_with_head
 from simulator.work.ops.linear import linear
@@ -27,7 +27,6 @@ from simulator.work.ops.norm import norm
 from simulator.work.ops.op_context import OpContext, uses_autocast
 from simulator.work.ops.quantise import casts_in_norms
 from simulator.work.ops.tensor_parallel import Split, enter, gather, whole_columns
-from simulator.work.ops.tower import joint, patches, scaled, tower_context
 
 Feed = Callable[[Graph, OpContext, Value], Value]
 
@@ -108,14 +107,15 @@ def _towards(op: Op, needs: set[str]) -> Op:
 def _patches(s: OpContext) -> Block:
     """Where a model sees, its first block makes patches of images, which have no gradients."""
     block, trained = patches(s), s.plan.peft.trains(TOWER_WEIGHT)
-    return replace(block, ops=tuple(_ended(block, lowest=trained)))
+    ended = (replace(op, grad_aliases=(*({*op.grad_aliases} - {block.input}),)) for op in _ended(block, lowest=trained))
+    return replace(block, ops=tuple(ended))
 
 
 def _body(s: OpContext, kind: LayerKind | TowerKind | Literal["mtp"]) -> Block:
     """A block of a kind."""
     match kind:
         case "tower" | "tower_window":
-            return _layer(tower_context(s, TOWER_WEIGHT, windowed=kind == "tower_window"), dense=False)
+            return _layer(tower_context(s, windowed=kind == "tower_window")[0], dense=False)
         case "joint":
             return joint(s)
         case "mtp":

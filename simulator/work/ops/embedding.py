@@ -1,13 +1,134 @@
-"""The embedding: tokens looked up, positions that are learned, scale and norm."""
+"""The first blocks of a model: tokens looked up; of a tower, patches and the joint, which puts features in the places of tokens.
+
+The tower runs ahead of the text's embedding, whose look-up stands in the joint, so that nothing of the text waits beside it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
 from simulator.base.kernels import DTYPE_BYTES
+from simulator.spec.model import Model
+from simulator.spec.model.tower import PROJECTOR, TOWER_WEIGHT, Tower
+from simulator.spec.plan.peft import NO_PEFT, PeftPlan
 from simulator.work.ops.core import Block
 from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.linear import linear
 from simulator.work.ops.norm import norm
 from simulator.work.ops.op_context import OpContext
 from simulator.work.ops.tensor_parallel import leave, part
+
+_FROZEN: Final = PeftPlan(frozen=("*",))
+
+
+@lru_cache(maxsize=64)
+def _encoder(tower: Tower, tp: int) -> Model:
+    """A rank's part of the tower's layers, as those of a model."""
+    fields = tower.layer_fields
+    return Model.model_construct(**fields | {key: fields[key] // tp for key in ("num_heads", "num_kv_heads", "d_ff")})
+
+
+def tower_context(s: OpContext, weight: str = TOWER_WEIGHT, *, windowed: bool = False) -> tuple[OpContext, Tower]:
+    """Shapes and dtypes in the tower of a language model, whose products stay in 16 bits. weight: one that is trained, or not."""
+    tower = s.model.sees
+    assert tower is not None
+    plan = s.plan.copy_with(precision="bf16", fp8_recipe=None) if s.plan.narrow else s.plan
+    changed = {
+        "micro_batch_size": plan.micro_batch_size * tower.images,
+        "seq_len": tower.num_tokens,
+        "document_len": tower.attended if windowed else None,
+        "peft": NO_PEFT if s.plan.peft.trains(weight) else _FROZEN,
+        "cuda_graphs": (),
+    }
+    return replace(s, model=_encoder(tower, plan.tp), plan=plan.model_copy(update=changed), tower=tower), tower
+
+
+def patches(s: OpContext) -> Block:
+    """Pixels to patches: a product, a class token before them, positions, a norm. s: the language model's."""
+    t, tower = tower_context(s)
+    rows, d = t.batch * tower.num_patches, tower.d_model
+    pixels = Value("input", rows * tower.patch_numel, "fp32")
+    g = Graph("embedding", pixels, fused=s.stack.traits.fuses_elementwise)
+    x = linear(g, t, "patch", g.cast(pixels, t.dtype, "pixels"), d, bias=tower.patch_bias, split="none", tokens=rows)
+    if tower.class_token:
+        trained, whole = d * t.trains("class_token"), g.value("with_class", t.tokens * d, x.dtype)
+        joins = stream("join", whole.num_bytes, whole.num_bytes, numel=whole.numel)
+        sums = (stream("reduce", whole.num_bytes - x.num_bytes, 2 * d),) if trained else ()
+        g.op(whole.name, "elementwise", inputs=(x,), outputs=(whole,), forward=(joins,), backward=sums, aliases=(x,), parameter_numel=trained)  # fmt: skip
+        x = whole
+    if tower.positions == "learned":
+        x = learned_positions(g, t, x)
+    if tower.window:
+        x = g.pointwise("by_window", [x], g.value("by_window", x.numel, x.dtype), op="strided")
+    if tower.pre_norm:
+        x = norm(g, t, "pre_norm", x, d)
+    return g.block(g.cast(x, t.stream_dtype, "widened"), s.model.num_parameters_of("embedding"))
+
+
+def scaled(g: Graph, t: OpContext, name: str, x: Value) -> Value:
+    """A branch times a weight a channel. Backward: the product again, and its columns' sums."""
+    out, trained, size = g.value(name, x.numel, x.dtype), t.model.d_model * t.trains("scale"), x.num_bytes
+    once = stream("strided", size, size, numel=x.numel)
+    sums = (stream("elementwise", 2 * size, size), stream("reduce", size, 4 * trained)) if trained else ()
+    kept, made = ([x], size) if trained else ([], 0)
+    g.op(name, "elementwise", inputs=(x,), outputs=(out,), forward=(once,), backward=(once, *sums), saved=kept,
+         backward_temporary_bytes=made, parameter_numel=trained)  # fmt: skip
+    return out
+
+
+def joint(s: OpContext) -> Block:
+    """Text's embeddings with features of images in their places. s: the language model's."""
+    (t, tower), (p, _) = tower_context(s), tower_context(s, f"{PROJECTOR}.0.weight")
+    x = Value("input", t.tokens * tower.d_model, t.stream_dtype)
+    g = Graph("joint", x, fused=s.stack.traits.fuses_elementwise)
+    text = embedded(g, s, x)
+    if tower.post_norm == "read":
+        x = norm(g, t, "post_norm", x, tower.d_model)
+    if tower.class_token:  # its gradient is that of the rest in zeros
+        view = g.view("without_class", x, t.batch * tower.num_patches * tower.d_model)
+        g.op(
+            view.name,
+            "elementwise",
+            inputs=(x,),
+            backward=(stream("copy", view.num_bytes, x.num_bytes),),
+            views=(view,),
+        )
+        x = view
+    features = [_projected(g, p, tower, x, number, s.model.d_model) for number in range(1 + tower.extra_projectors)]
+    out, mask = g.value("joined", text.numel, text.dtype), g.value("mask", s.tokens, "int8")
+    size, taken = text.num_bytes, sum(one.num_bytes for one in features)
+    placed = stream("strided", size + taken, size, 2, numel=text.numel)
+    back = stream("elementwise", size, size), stream("strided", size, taken, 2, numel=text.numel)
+    copied = stream("copy", size, size)
+    g.op("joined", "elementwise", inputs=(text, *features), outputs=(out, mask), forward=(copied, placed), backward=back, saved=(mask,))  # fmt: skip
+    return g.block(out, 0)
+
+
+def _projected(g: Graph, t: OpContext, tower: Tower, x: Value, number: int, d_model: int) -> Value:
+    """Features as wide as the language model: squares of patches made one, a norm, linear layers."""
+    name, rows, (kind, _, joined) = (
+        f"{PROJECTOR}{number or ''}",
+        t.batch * tower.image_tokens,
+        tower.projector_norm.partition("_"),
+    )
+    read, *widths = tower.projector_widths(d_model)
+    if tower.merging == "mean":
+        x = g.pointwise(f"{name}.pooled", [x], g.value(f"{name}.pooled", rows * tower.d_model, x.dtype), op="strided")
+    if kind != "none":
+        own = t.model.model_copy(update={"norm": kind, "norm_bias": kind == "layer"})
+        x = norm(g, replace(t, model=own), f"{name}.norm", x, read if joined or number else tower.d_model)
+    if tower.merging == "product":
+        x = g.pointwise(f"{name}.squares", [x], g.value(f"{name}.squares", x.numel, x.dtype), op="strided")
+        x = linear(g, t, f"{name}.merge", x, tower.d_model, bias=False, split="none", tokens=rows)
+    for layer, width in enumerate(widths):
+        x = linear(g, t, f"{name}.{layer}", x, width, bias=tower.projector_bias, split="none", tokens=rows)
+        if layer < len(widths) - 1:
+            x = g.pointwise(
+                f"{x.name}.gelu", [x], g.value(f"{x.name}.gelu", x.numel, x.dtype), saved=[x], op="activation"
+            )
+    return x
 
 
 def embedding(s: OpContext) -> Block:

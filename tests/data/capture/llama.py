@@ -1,4 +1,6 @@
-"""A training script of nobody's framework: a Llama under FSDP2, under DDP, or alone. LAYERS WIDTH VOCAB SEQ [ddp|alone [lora|dora [dropout]]] [checkpoint] [compile]."""
+"""A training script of nobody's framework: a Llama under FSDP2, under DDP, or alone. LAYERS WIDTH VOCAB SEQ [ddp|alone [lora|dora [dropout]]] [checkpoint] [compile].
+
+images: with a tower of four layers ahead of it; frozen: which is not trained."""
 
 import sys
 
@@ -11,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 LAYERS, WIDTH, VOCAB, SEQ = map(int, sys.argv[1:5])
 HEADS, KV_HEADS = WIDTH // 128, max(1, WIDTH // 512)
-HIDDEN = WIDTH * 7 // 2
+HIDDEN, TOWER = WIDTH * 7 // 2, WIDTH // 2
 
 
 class Norm(nn.Module):
@@ -58,16 +60,59 @@ class Block(nn.Module):
         return x + self.down(functional.silu(self.gate(y)) * self.up(y))
 
 
+class Seeing(nn.Module):
+    """A layer of a tower: LayerNorm, attention both ways, GELU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(TOWER, TOWER) for _ in range(4))
+        self.norm1, self.norm2 = nn.LayerNorm(TOWER), nn.LayerNorm(TOWER)
+        self.up, self.down = nn.Linear(TOWER, 4 * TOWER), nn.Linear(4 * TOWER, TOWER)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, _ = x.shape
+        y = self.norm1(x)
+        q, k, v = (layer(y).view(b, s, -1, 64).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        y = functional.scaled_dot_product_attention(q, k, v)
+        x = x + self.o(y.transpose(1, 2).reshape(b, s, -1))
+        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+
+
+class Tower(nn.Module):
+    """Patches with a class token and positions, layers, and a projector of two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, TOWER, 14, 14, bias=False)
+        self.class_token = nn.Parameter(torch.zeros(TOWER))
+        self.positions = nn.Embedding(257, TOWER)
+        self.norm = nn.LayerNorm(TOWER)
+        self.layers = nn.ModuleList(Seeing() for _ in range(4))
+        self.joins = nn.Sequential(nn.Linear(TOWER, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.patch(pixels.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2)
+        x = torch.cat((self.class_token.expand(x.shape[0], 1, TOWER), x), 1)
+        x = self.norm(x + self.positions(torch.arange(257, device=x.device)[None]))
+        for layer in self.layers:
+            x = layer(x)
+        return self.joins(x[:, 1:])
+
+
 class Llama(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        self.tower = Tower() if "images" in sys.argv else None
         self.embedding = nn.Embedding(VOCAB, WIDTH)
         self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
         self.norm = Norm()
         self.head = nn.Linear(WIDTH, VOCAB, bias=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, pixels: Tensor | None = None) -> Tensor:
         x = self.embedding(tokens)
+        if self.tower is not None:
+            places = (torch.arange(SEQ, device=x.device) < 256)[None, :, None].expand_as(x)
+            x = x.masked_scatter(places, self.tower(pixels).to(x.dtype))
         angles = torch.arange(SEQ, device=x.device, dtype=torch.float32)[:, None].expand(SEQ, 128)
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         for layer in self.layers:
@@ -109,14 +154,17 @@ def main() -> None:
             for layer in model.layers:
                 layer.compile()
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        for layer in model.layers:
+        for layer in (*model.layers, *(model.tower.layers if model.tower else ())):
             fully_shard(layer, mp_policy=policy)
         fully_shard(model, mp_policy=policy)
         model.to_empty(device="cuda")
+    if "frozen" in sys.argv:
+        model.tower.requires_grad_(requires_grad=False)
     optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-4, fused=True)
     for step in range(1000):
         tokens = torch.randint(0, VOCAB, (1, SEQ + 1)).to("cuda", non_blocking=True)
-        logits = model(tokens[:, :-1])
+        pixels = (torch.randn(1, 3, 224, 224, device="cuda"),) if "images" in sys.argv else ()
+        logits = model(tokens[:, :-1], *pixels)
         loss = criterion(logits, tokens[:, 1:])
         del logits
         loss.backward()

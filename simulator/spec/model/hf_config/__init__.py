@@ -10,15 +10,16 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from simulator.base.errors import Fault, InputError, ModelError
-from simulator.base.schema import read_json, unreadable
+from simulator.base.presets import TOPOLOGIES
+from simulator.base.schema import read_json, read_toml, unreadable
 from simulator.spec.model.files import MAX_FILE_BYTES, PRESETS, model_fields, preset_names
 from simulator.spec.model.hf_config.families import Family, families_by_file, family, family_names, key_facts
 from simulator.spec.model.hf_config.keys import Keys
-from simulator.spec.model.hf_config.towers import tower_fields, tower_note
 
 Fields = dict[str, Any]
 
@@ -34,15 +35,55 @@ def file_fields(path: str | Path, like: str | None = None) -> tuple[Fields, str]
     if not isinstance(name, str) or not name:
         name = file.parent.name if file.name == "config.json" and file.parent.name else file.stem
     config, place = _language_model(data, str(file))
-    tower = tower_fields(data, str(file))
+    tower = _tower_fields(data, str(file))
     if tower is not None:
         config = {key: value for key, value in config.items() if key != "vision_config"}
     fields = config_fields(config, place, name[:200], like=like, nested=place != str(file))
     if tower is None:
-        why = tower_note(data)
+        why = _tower_note(data)
         sources = {key: text + why * (key == "not modelled") for key, text in fields["sources"].items()}
         return {**fields, "sources": sources}, place
     return {**fields, "tower": tower}, place
+
+
+def _tower_fields(data: Mapping[str, Any], place: str) -> dict[str, Any] | None:
+    """A tower's fields of a whole file; None where it has none that is read. Raises ModelError with every fault of its section."""
+    vision, joint = data.get("vision_config"), _facts()["joints"].get(data.get("model_type"))
+    if not isinstance(vision, dict) or not vision or joint is None:
+        return None
+    place, kinds, kind = f"{place}: vision_config", joint.get("encoders"), joint["encoder"]
+    if kinds and (kind := vision.get("model_type", kind)) not in kinds:
+        raise ModelError(
+            Fault(f"{place}.model_type", f"a tower of {str(kind)[:100]!r} is not read", f"one of {', '.join(kinds)}")
+        )
+    keys = Keys({**vision, "whole": data}, place, _tower_family(str(data["model_type"]), kind), sizes_default=True)
+    found = keys.fields()
+    ModelError.raise_for(list(dict.fromkeys(keys.faults)))
+    return found
+
+
+def _tower_note(data: Mapping[str, Any]) -> str:
+    """Why a whole file's tower is not read, where that is known."""
+    why = _facts()["refused"].get(data.get("model_type"))
+    return f" ({data['model_type']}: {why})" if why else ""
+
+
+@cache
+def _facts() -> dict[str, Any]:
+    return read_toml(TOPOLOGIES / "families" / "towers.toml", ModelError)
+
+
+@cache
+def _tower_family(name: str, encoder: str) -> Family:
+    """An encoder with what it takes from the one it is like, and what joins it in files of a model_type."""
+    written, parts = _facts()["encoders"], [_facts()["joints"][name]]
+    while encoder:
+        parts.insert(0, written[encoder])
+        encoder = written[encoder].get("like", "")
+    values, fields = ({k: v for part in parts for k, v in part.get(of, {}).items()} for of in ("values", "fields"))
+    return Family(
+        name=name, config_class=parts[-2]["class"], values=values, fields=fields, tables={}, refuse=(), notes=()
+    )
 
 
 def config_fields(

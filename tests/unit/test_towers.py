@@ -1,0 +1,278 @@
+"""Towers for images: what is read of config.json files, parameters, FLOP, what is frozen, what they go with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.base.errors import ModelError, PlanError
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
+from simulator.parallel.model_shard import body_names, shard_of, whole_body
+from simulator.predict import predict
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.model.families import preset_of
+from simulator.spec.plan import Plan
+from simulator.spec.plan.offload import Offload
+from simulator.spec.software.stack import Stack
+from simulator.studies.serving import InferencePlan
+from simulator.studies.serving.batch import Batch, Chunk
+from simulator.studies.serving.costs import StepCosts
+from simulator.work.ops import build_blocks
+from simulator.work.parameters import model_flop, trained_numel
+from simulator.work.script import resident_tensors
+
+CASES: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / "data" / "configs" / "towers.json").read_text(encoding="utf-8")
+)
+TOWER = {
+    "num_layers": 2, "d_model": 64, "num_heads": 4, "d_ff": 128, "patch_size": 14, "max_positions": 256, "image_size": 224,
+    "projector": [0, 0],
+}  # fmt: skip
+SMALL: dict[str, Any] = {
+    "name": "small", "num_layers": 4, "d_model": 128, "num_heads": 4, "d_ff": 256, "vocab_size": 512, "tower": TOWER,
+}  # fmt: skip
+PLAN = Plan(dp_shard=2, seq_len=512)
+
+
+def small(**tower: object) -> Model:
+    return Model.parse({**SMALL, "tower": {**TOWER, **tower}}, "model.toml", ModelError)
+
+
+@pytest.fixture
+def one(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, Any], Path]:
+    """A case and its file."""
+    (tmp_path / "config.json").write_text(json.dumps(request.param["config"]))
+    return request.param, tmp_path / "config.json"
+
+
+@pytest.mark.parametrize("one", CASES, ids=lambda case: case["model"], indirect=True)
+def test_a_tower_has_the_parameters_of_transformers_own_model(one: tuple[dict[str, Any], Path]) -> None:
+    """Counts are those of the models that transformers 5.18 makes of the same files."""
+    case, file = one
+    model = Model.load(file)
+    assert model.num_parameters == case["parameters"]
+    assert model.num_parameters - small_without(model).num_parameters == case["tower"]
+    assert "not modelled" not in model.sources
+
+
+def small_without(model: Model) -> Model:
+    return model.model_copy(update={"tower": None})
+
+
+@pytest.mark.parametrize("one", CASES, ids=lambda case: case["model"], indirect=True)
+def test_transformers_counts_them_so(one: tuple[dict[str, Any], Path]) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    case, _ = one
+    with torch.device("meta"):
+        config = transformers.AutoConfig.for_model(**case["config"])
+        made = transformers.AutoModelForImageTextToText.from_config(config)
+    assert sum(parameter.numel() for parameter in made.parameters()) == case["parameters"]
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl-7b", "llava-1.5-7b"])
+def test_a_preset_is_what_its_file_says(name: str, tmp_path: Path) -> None:
+    case = next(one for one in CASES if one["parameters"] == Model.load(name).num_parameters)
+    (tmp_path / "config.json").write_text(json.dumps(case["config"]))
+    assert Model.load(tmp_path / "config.json").tower == Model.load(name).tower
+    assert preset_of("Qwen/Qwen2.5-VL-7B-Instruct") == "qwen2.5-vl-7b"
+    assert preset_of("Qwen/Qwen2.5-7B-embedding") is None
+
+
+@pytest.mark.parametrize(("side", "tokens"), [(448, 16 * 16), (1024, 37 * 37), (40, 1), (28, 1)])
+def test_an_image_is_resized_to_whole_squares_of_patches(side: int, tokens: int) -> None:
+    """Qwen 2.5-VL: patches of 14 pixels, squares of 2 × 2 of them."""
+    tower = Model.load("qwen2.5-vl-7b").tower
+    assert tower is not None
+    assert tower.model_copy(update={"side": side}).image_tokens == tokens
+
+
+@pytest.mark.parametrize("side", [224, 448, 1024])
+def test_a_window_sees_itself(side: int) -> None:
+    """In the mean over all tokens: counted patch by patch. Windows are 112 pixels, 4 × 4 squares of 2 × 2 patches."""
+    tower = Model.load("qwen2.5-vl-7b").tower
+    assert tower is not None
+    tower = tower.model_copy(update={"side": side})
+    squares = tower.grid // 2
+    window = [(row // 4, column // 4) for row in range(squares) for column in range(squares)]
+    seen = sum(4 * window.count(one) for one in window) / len(window)
+    assert tower.attended == round(seen)
+
+
+def forward_flop(model: Model, plan: Plan = PLAN) -> int:
+    """Of a sequence's images: the products and attention of the tower's blocks, the text's and its look-up left out."""
+    blocks = build_blocks(model, Stack.load("torch-2.11-eager"), plan)
+    count = {kind: model.tower_kinds.count(kind) for kind in model.tower_kinds}
+    own = [(1, blocks.embedding), *((count[one.name], one) for one in blocks.body if one.name in count)]  # type: ignore[index]
+    return sum(times * block.forward_flop for times, block in own)
+
+
+@pytest.mark.parametrize(
+    "model", [small(), small(class_token=True, max_positions=257), small(merge=2, merging="product", projector_norm="rms"),
+              small(images=3), Model.load("qwen2.5-vl-7b")], ids=lambda model: str(model.tower.merging)
+)  # fmt: skip
+def test_flop_of_the_blocks_are_those_of_the_formula(model: Model) -> None:
+    """By hand for the first: 256 tokens of 64 channels, two layers of 4 D² + 2 D F and the whole square, patches, projector."""
+    assert forward_flop(model) == model.tower_flop
+    if model == small():
+        layer, square = 2 * 256 * (4 * 64 * 64 + 2 * 64 * 128), 4 * 256 * 256 * 64
+        ends = 2 * 256 * 64 * 3 * 14 * 14 + 2 * 256 * (64 * 128 + 128 * 128)
+        assert model.tower_flop == 2 * (layer + square) + ends
+
+
+def test_backward_of_a_trained_tower_is_twice_its_forward_but_for_gradients_of_pixels() -> None:
+    model = small()
+    blocks = build_blocks(model, Stack.load("torch-2.11-eager"), PLAN)
+    kinds = {block.name: block for block in blocks.body}
+    gemm = 2 * 256 * (4 * 64 * 64 + 2 * 64 * 128)
+    assert kinds["tower"].backward_flop == 2 * gemm + 5 * 2 * 256 * 256 * 64  # tiled attention makes the scores again
+    assert blocks.embedding.backward_flop == blocks.embedding.forward_flop
+    held = {block.name: sum(op.parameter_numel for op in block.ops) for block in (*blocks.body, blocks.embedding)}
+    assert held["tower"] == model.num_parameters_of("tower")
+    assert held["embedding"] + held["joint"] == model.num_parameters_of("embedding")
+
+
+def test_adapters_leave_the_tower_frozen_and_it_keeps_nothing() -> None:
+    model, plan = small(), PLAN.copy_with(peft="lora", recompute="full")
+    kinds = whole_body(model, plan)
+    assert [kind.partition("@")[0] for kind in kinds[:3]] == ["tower", "tower", "joint"]
+    blocks = build_blocks(model, Stack.load("torch-2.11-eager"), plan)
+    for block in (blocks.embedding, *(one for one in blocks.body if one.name.startswith(("tower", "joint")))):
+        assert not block.backward_flop
+        assert not any(op.saved for op in block.ops)
+    text = trained_numel(small_without(model), plan)
+    assert trained_numel(model, plan) == text  # adapters of the language model alone
+    assert (
+        model_flop(model, plan) - model_flop(small_without(model), plan) == 2 * model.tower_flop
+    )  # two ranks, forward
+
+
+def test_a_projector_is_trained_without_its_tower() -> None:
+    model, plan = small(), PLAN.copy_with(freeze_modules=("vision",))
+    blocks = {
+        block.name.partition("@")[0]: block for block in build_blocks(model, Stack.load("torch-2.11-eager"), plan).body
+    }
+    assert (
+        blocks["joint"].backward_flop == blocks["joint"].forward_flop + 2 * 256 * 128 * 128
+    )  # of the second product's input
+    assert not blocks["tower"].backward_flop
+    shapes = {name: shape for name, shape in model.parameter_shapes("embedding") if name.startswith("vision")}
+    tower = sum(a * b for a, b in ((64, 588), (256, 64))) + 64
+    assert tower == sum(map(_numel, shapes.values()))
+    assert trained_numel(model, plan) == model.num_parameters - tower - 2 * model.num_parameters_of("tower")
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return shape[0] * (shape[1] if len(shape) > 1 else 1)
+
+
+def test_a_tower_stands_in_the_first_stage_and_in_units_of_its_own() -> None:
+    model, plan = small(), Plan(pp=2, dp_shard=2, seq_len=512, num_micro_batches=4)
+    first, last = (body_names(shard_of(model, plan, stage)) for stage in (0, 1))
+    assert first == ("tower0", "tower1", "joint", "layer0", "layer1")
+    assert last == ("layer2", "layer3")
+
+
+@pytest.mark.parametrize("how", [{}, {"data_parallel": "fsdp1"}, {"zero": 0}, {"data_parallel": "deepspeed"},
+                                 {"data_parallel": "megatron", "zero": 1}, {"peft": "lora"}, {"pp": 2, "num_micro_batches": 2},
+                                 {"num_micro_batches": 2}, {"recompute": "full"}, {"recompute": "selective"}], ids=str)  # fmt: skip
+def test_a_tower_adds_its_memory_and_time_wherever_it_runs(how: dict[str, Any]) -> None:
+    shards = "dp_replicate" if how.get("zero") == 0 else "dp_shard"
+    plan = Plan(seq_len=512, **{shards: 4 if "pp" in how else 8}, **how)
+    cluster, seeing = Cluster.load("hgx-h100-8", 1), small(num_layers=8, d_model=256, d_ff=1024)
+    seen, text = (predict(model, plan, cluster) for model in (seeing, small_without(seeing)))
+    assert seen.step_s > text.step_s
+    assert seen.memory.peak_allocated_bytes > text.memory.peak_allocated_bytes
+    stored = [sum(resident_tensors(shard_of(one, plan), plan)["parameters"]) for one in (seeing, small_without(seeing))]
+    tower = seeing.num_parameters - small_without(seeing).num_parameters
+    assert stored[0] - stored[1] >= 2 * tower // 8  # 16 bits at least, over eight GPUs at most
+    assert predict(
+        seeing.model_copy(update={"tower": seeing.tower.model_copy(update={"images": 0})}), plan, cluster
+    ) == replace(text)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("how", "words"), [
+    ({"tp": 2}, "plan: tp: a tower for images with tensor parallelism is not modelled"),
+    ({"cp": 2}, "plan: cp: a tower for images with context parallelism"),
+    ({"recompute": "every_k", "recompute_every": 2}, "each k-th layer recomputed"),
+    ({"offload": Offload(activations="host")}, "activations off the GPU"),
+    ({"seq_len": 128}, "the images of a sequence take 256 tokens, and seq_len is 128"),
+])  # fmt: skip
+def test_what_a_tower_does_not_go_with_is_said(how: dict[str, Any], words: str) -> None:
+    plan = PLAN.copy_with(**{"dp_shard": 4 if {"tp", "cp"} & set(how) else 8, **how})
+    with pytest.raises(PlanError, match="--images") as caught:
+        predict(small(), plan, Cluster.load("hgx-h100-8", 1))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("wrong", "words"), [
+    ({"side": 448}, "the tower takes images of 224 pixels a side, not 448"),
+    ({"image_size": 0, "side": 8}, "an image has 8 pixels a side; 14"),
+    ({"num_heads": 5}, "d_model 64 is not a multiple of num_heads 5"),
+    ({"class_token": True}, "257 tokens of an image have only 256 positions"),
+])  # fmt: skip
+def test_a_tower_that_contradicts_itself_is_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        small(**wrong)
+
+
+def test_flags_say_how_many_images_and_of_what_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def flop(*flags: str) -> int:
+        assert main(["predict", "--seq-len", "4096", "--json", *flags]) == ExitCode.OK
+        found: int = json.loads(capsys.readouterr().out)["model_flop_per_step"]
+        return found
+
+    model = Model.load("qwen2.5-vl-7b")
+    with_two = model.model_copy(update={"tower": model.tower.model_copy(update={"images": 2, "side": 672})})  # type: ignore[union-attr]
+    seen, text = (
+        flop("--model", model.name, "--images", "2", "--image-size", "672"),
+        flop("--model", model.name, "--images", "0"),
+    )
+    assert seen - text == 3 * 8 * with_two.tower_flop
+    assert main(["predict", "--model", "llama3-8b", "--images", "2"]) == ExitCode.BAD_INPUT
+    assert "--images: llama3-8b has no tower for images that is read" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text(json.dumps({**CASES[3]["config"], "vision_config": {"model_type": "dinov2"}}))
+    assert main(["predict", "--model", str(tmp_path / "config.json")]) == ExitCode.BAD_INPUT
+    assert (
+        "vision_config.model_type: a tower of 'dinov2' is not read (one of clip_vision_model" in capsys.readouterr().err
+    )
+
+
+def test_a_server_encodes_a_request_s_images_before_its_prompt() -> None:
+    """The first piece of a prompt takes longer by its images, twice as many of them by about twice; weights are held besides."""
+    model, cluster = Model.load("qwen2.5-vl-7b"), Cluster.load("hgx-h100-8", 1)
+    costs = StepCosts(model, InferencePlan(), cluster, Stack.load("vllm-2025"), *_measured(cluster))
+
+    def seconds(**chunk: bool) -> float:
+        return costs.stages_s(Batch(decodes=0, keys=(0,), chunks=(Chunk(new=1024, cached=0, **chunk),)))[0]
+
+    least_s = model.tower_flop / cluster.device.peak("bf16")
+    assert seconds() + least_s < seconds(first=True) < seconds() + 10 * least_s
+
+
+def _measured(cluster: Cluster) -> tuple[Any, Any]:
+    from simulator.spec.calibration import Calibration
+    from simulator.spec.calibration.collective_curves import default_curves
+
+    return Calibration.for_device(cluster.device), default_curves()
+
+
+def test_a_server_has_the_tower_and_images_in_its_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    def served(*flags: str) -> dict[str, Any]:
+        usual = ["serve", "--model", "qwen2.5-vl-7b", "--gpus", "1xh100", "--requests", "20", "--rate", "2", "--json"]
+        assert main([*usual, *flags]) == ExitCode.OK
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    seen, text = served("--images", "2"), served("--images", "0")
+    model = Model.load("qwen2.5-vl-7b")
+    held = seen["memory"]["weight_bytes"] - text["memory"]["weight_bytes"]
+    assert held == 2 * (model.num_parameters - small_without(model).num_parameters)
+    assert seen["latencies"]["ttft"]["p50"] > text["latencies"]["ttft"]["p50"]
+    per_s = seen["load"]["prompt_tokens_per_s"] / text["load"]["prompt_tokens_per_s"]
+    assert per_s == pytest.approx((512 + 2 * 256) / 512, rel=0.2)
