@@ -468,6 +468,21 @@ def test_xtuner_s_config_is_read_and_not_run(tmp_path: Path) -> None:
     assert (sharded.implementation, sharded.zero, sharded.num_micro_batches) == ("deepspeed", 2, 32)
 
 
+@pytest.mark.parametrize(
+    ("kind", "sequences", "forwards", "faulty"),
+    [("SupervisedFinetune", 1, 0, False), ("DPO", 2, 1, False), ("ORPO", 2, 0, False), ("RewardModel", 1, 0, True),
+     ("LLaVAModel", 1, 0, True)],
+)  # fmt: skip
+def test_xtuner_s_model_says_what_its_step_is(
+    kind: str, sequences: int, forwards: int, tmp_path: Path, *, faulty: bool
+) -> None:
+    """Pairs are two sequences; what is no language model's own step is no plan of one."""
+    draft = python(tmp_path, "config.py", XTUNER.replace("SupervisedFinetune", kind))
+    assert (draft.fields["micro_batch_size"], draft.reference_forwards) == (sequences, forwards)
+    assert bool(draft.faults) is faulty
+    assert not draft.named("unknown")
+
+
 def test_unsloth_s_script_is_read_and_not_run(tmp_path: Path) -> None:
     draft = python(tmp_path, "train.py", UNSLOTH)
     plan = plan_of(draft, 1)

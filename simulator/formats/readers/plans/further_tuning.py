@@ -157,6 +157,13 @@ def read_xtuner(stated: Stated) -> Draft:
     trainer.kernels(job)
     if r.flag("use_triton_kernel"):
         job.change("use_triton_kernel", norm="fused", norm_dtype="compute")
+    kind = (
+        r.text("model.type") or "SupervisedFinetune"
+    )  # model/dpo.py, orpo.py: pairs; llava.py, internvl.py, reward.py: others
+    if kind in ("DPO", "ORPO"):
+        pairs(job, "model.type", alone=kind == "ORPO")
+    elif kind != "SupervisedFinetune":
+        r.fault("model.type", f"{kind}: its tower or its rewards are not modelled", "SupervisedFinetune, DPO or ORPO")
     return job.draft("xtuner", "xtuner 0.1")
 
 
