@@ -51,7 +51,9 @@ def _experts_as_served(block: Block, shard: StageShard, plan: InferencePlan, eng
             size, bits = op.outputs[0].num_bytes, WEIGHT_BITS[plan.weights] if plan.weights in ("fp8", "nvfp4") else 16
             served = replace(served, forward=(stream("copy", size // experts.top_k, int(size * bits / 16)),))
         elif op.name == "router":
-            product = replace(op.forward[-1], dtype=plan.compute_dtype)
+            product = op.forward[-1]
+            assert isinstance(product, Gemm)
+            product = replace(product, dtype=plan.compute_dtype)
             served = replace(served, forward=(product,), forward_temporary_bytes=0)
         elif op.name == "shared.leave" and "experts.leave" in names:
             served = replace(served, forward_exchanges=())
