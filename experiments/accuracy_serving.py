@@ -231,21 +231,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = map(as_run, table.rows)
     played = tuple(map(counted, rows) if args.counted else rows)
     report = run(replace(table, rows=played), jobs=args.jobs).as_json()
-    unnamed = [undescribed(row) for row in table.rows if _in_part(row)]
+    unnamed = [undescribed(row) for row in table.rows if isinstance(row, ServingRow) and _in_part(row)]
     alone = run(replace(table, rows=tuple(unnamed)), jobs=args.jobs).as_json()
     args.out.write_text("\n".join(page(report, args.date, args.table, alone["rows"])), encoding="utf-8")
     return 0
 
 
-def _in_part(row: Any) -> bool:  # noqa: ANN401  any row of a table
-    known = isinstance(row, ServingRow) and not row.engine.casefold().startswith("vllm")
-    return known and int(hashlib.sha256(row.id.encode()).hexdigest(), 16) % PART == 0
+def _in_part(row: ServingRow) -> bool:
+    part = int(hashlib.sha256(row.id.encode()).hexdigest(), 16) % PART
+    return part == 0 and not row.engine.casefold().startswith("vllm")
 
 
 def undescribed(row: ServingRow) -> ServingRow:
     """The row as that of an engine which no stack describes, measured by the same client."""
+    users = as_run(row).concurrency_or_rate
     return replace(
-        as_run(row), stack="", engine="", engine_version="", client=row.client or f"{row.engine} {row.notes}"
+        row,
+        concurrency_or_rate=users,
+        stack="",
+        engine="",
+        engine_version="",
+        client=row.client or f"{row.engine} {row.notes}",
     )
 
 

@@ -106,7 +106,7 @@ def test_experts_lie_over_all_gpus_that_part_prompts() -> None:
         whole, parted = (
             [
                 kernel
-                for _, kernels, _ in costs_of(model, plan)._forward["layer"].at(new // plan.pcp)
+                for _, _, kernels, _ in costs_of(model, plan)._forward["layer"].at(new // plan.pcp)
                 for kernel in kernels
             ]
             for plan in plans

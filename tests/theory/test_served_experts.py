@@ -8,6 +8,7 @@ all-reduce behind both (vLLM, deepseek_v2.py: reduce_results=False).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import pytest
 from typing_extensions import override
@@ -24,6 +25,7 @@ from simulator.studies.serving.blocks import ForwardOps, forward_blocks, forward
 from simulator.studies.serving.cost import Cost
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.kernels import multiplied, stored_as
+from simulator.studies.serving.plan import Weights
 from simulator.studies.serving.shards import stage_shards
 
 TOKENS = 1000
@@ -45,9 +47,9 @@ def reduced(ops: ForwardOps) -> list[int]:
 
 @pytest.mark.parametrize("experts", ["split", "dealt"])
 @pytest.mark.parametrize("stack", ["vllm-2025", "sglang-2025", "tensorrt-llm-2025"])
-def test_a_layer_with_shared_experts_reduces_twice(stack: str, experts: str) -> None:
+def test_a_layer_with_shared_experts_reduces_twice(stack: str, experts: Literal["split", "dealt"]) -> None:
     """Behind attention, and behind all experts together: as a layer without experts does."""
-    plan = InferencePlan(tp=8, experts=experts)  # type: ignore[arg-type]  one of two
+    plan = InferencePlan(tp=8, experts=experts)
     assert reduced(layer(stack, plan)) == [2 * TOKENS * D] * 2
     assert reduced(layer(stack, plan, kind="dense_layer")) == [2 * TOKENS * D] * 2
 
@@ -61,11 +63,11 @@ def test_a_layer_with_shared_experts_reduces_twice(stack: str, experts: str) -> 
         ("tensorrt-llm-2025", "fp8", 1),
     ],
 )
-def test_rows_of_experts_are_written_once_or_not_at_all(stack: str, weights: str, written: int) -> None:
+def test_rows_of_experts_are_written_once_or_not_at_all(stack: str, weights: Weights, written: int) -> None:
     """written: bytes of a number of the rows that one kernel writes by expert."""
     assert MODEL.experts is not None
     rows = MODEL.experts.top_k * TOKENS
-    ops = layer(stack, InferencePlan(tp=8, weights=weights))  # type: ignore[arg-type]  one of several
+    ops = layer(stack, InferencePlan(tp=8, weights=weights))
     (summed,) = kernels(ops, "unpermute")
     assert isinstance(summed, Stream)
     assert (summed.read_bytes, summed.write_bytes) == (2 * rows * D, 2 * TOKENS * D)

@@ -75,7 +75,7 @@ def test_tokens_travel_there_and_back() -> None:
     assert 0 < few.exchange_s < many.exchange_s
     kinds = {
         line.single.kind  # type: ignore[union-attr]  # of exchanges
-        for _, _, lines in costs._forward["layer"].ops
+        for *_, lines in costs._forward["layer"].ops
         for line in lines
     }
     assert kinds == {"all_to_all"}

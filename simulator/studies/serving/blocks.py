@@ -37,39 +37,30 @@ def forward_blocks(shard: StageShard, plan: InferencePlan, stack: Stack, tokens:
 
 
 def _experts_as_served(block: Block, shard: StageShard, plan: InferencePlan, engine: Engine) -> Block:
-    """A mixture as inference engines run it: rows are not copied but as the engine does, and shared experts' part is reduced with the rest.
+    """A mixture: no copies of rows but the engine's own, one sum behind shared and routed experts, routers in 16 bits.
 
-    Routers multiply what they get as it is. Tokens that travelled to their experts' GPUs become rows there.
+    Tokens that travelled to their experts' GPUs become rows there, as in training.
     """
-    names, experts = {op.name for op in block.ops}, shard.part.experts
-    if experts is None or "router" not in names:
-        return block
-    passed = (
-        () if plan.attention_dp else ("sorted", "unsorted", *(("permute",) if engine.expert_rows == "indexed" else ()))
-    )
-    found: list[Op] = []
+    names, found, experts = {op.name for op in block.ops}, list[Op](), shard.part.experts
+    copied = () if plan.attention_dp else ("sorted", "unsorted", "permute")
     same: dict[str, str] = {}  # of tensors that are not made, what stands for them
     for op in block.ops:
-        if op.name in passed:
-            same[op.outputs[0].name] = same.get(op.inputs[0], op.inputs[0])
-            continue
         served = replace(op, inputs=tuple(same.get(name, name) for name in op.inputs))
-        if op.name == "permute" and not plan.attention_dp:
-            served = replace(served, forward=(_expanded(op, experts.top_k, plan),))
+        if op.name in copied and (op.name != "permute" or engine.expert_rows == "indexed"):
+            same[op.outputs[0].name] = served.inputs[0]
+            continue
+        if op.name in copied and experts is not None:  # one kernel writes rows, in the numbers that their product reads
+            size, bits = op.outputs[0].num_bytes, WEIGHT_BITS[plan.weights] if plan.weights in ("fp8", "nvfp4") else 16
+            served = replace(served, forward=(stream("copy", size // experts.top_k, int(size * bits / 16)),))
         elif op.name == "router":
-            product = replace(op.forward[-1], dtype=plan.compute_dtype)
+            product = op.forward[-1]
+            assert isinstance(product, Gemm)
+            product = replace(product, dtype=plan.compute_dtype)
             served = replace(served, forward=(product,), forward_temporary_bytes=0)
         elif op.name == "shared.leave" and "experts.leave" in names:
             served = replace(served, forward_exchanges=())
         found.append(served)
     return replace(block, ops=tuple(found))
-
-
-def _expanded(op: Op, top_k: int, plan: InferencePlan) -> Kernel:
-    """One kernel that writes each token's rows, in the numbers that their product reads."""
-    size = op.outputs[0].num_bytes
-    bits = WEIGHT_BITS[plan.weights] if plan.weights in ("fp8", "nvfp4") else 16.0
-    return stream("copy", size // top_k, int(size * bits / 16))
 
 
 def _as_served(block: Block) -> Block:

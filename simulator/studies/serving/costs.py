@@ -346,13 +346,12 @@ class StepCosts:
     def _ops(self, block: ForwardOps, tokens: int, clock: Clock, *, narrow: bool = False) -> Cost:
         """A block's forward. narrow: its weights are stored as the plan says."""
         total = Cost()
-        weights, known = self.plan.weights, self._multiplied
         for name, category, kernels, exchanges in block.at(tokens):
             factor = 1.0 if category == "gemm" else self._elementwise
-            if narrow and name not in WIDE:
-                rows = tokens if name == "experts.up" else None  # quantised before they become rows of experts
-                kernels = stored_as(kernels, weights, known, cast=self._casts, rows=rows)  # noqa: PLW2901
-            total += self._kernels(kernels, clock, factor)
+            rows = tokens if name == "experts.up" else None  # quantised before they become rows of experts
+            as_is, weights = not narrow or name in WIDE, self.plan.weights
+            stored = kernels if as_is else stored_as(kernels, weights, self._multiplied, cast=self._casts, rows=rows)
+            total += self._kernels(stored, clock, factor)
             for exchange in exchanges:
                 waits_s = 0.0 if self._ideal else self.stack.fitted.collective_wait_s
                 total += Cost(

@@ -85,19 +85,17 @@ class NarrowWeights(Gemm):
         return self.batch * (e * (self.m * self.k + self.m * self.n) + int(self.k * self.n * self.weight_bits / 8))
 
 
-def multiplied(device: Device) -> dict[str, tuple[Dtype, float]]:
+Multiplied = Mapping[str, tuple[Dtype, float]]
+
+
+def multiplied(device: Device) -> Multiplied:
     """Weights that the GPU multiplies as they are stored: the dtype of both operands, and bytes of a number with its scale."""
-    known: dict[str, tuple[Dtype, float]] = {"fp8": ("fp8", 1.0), "nvfp4": ("fp4", WEIGHT_BITS["nvfp4"] / 8)}
+    known: Multiplied = {"fp8": ("fp8", 1.0), "nvfp4": ("fp4", WEIGHT_BITS["nvfp4"] / 8)}
     return {weights: (dtype, each) for weights, (dtype, each) in known.items() if device.peak(dtype) > 0}
 
 
 def stored_as(
-    kernels: tuple[Kernel, ...],
-    weights: str,
-    dtypes: Mapping[str, tuple[Dtype, float]],
-    *,
-    cast: bool = True,
-    rows: int | None = None,
+    kernels: tuple[Kernel, ...], weights: str, dtypes: Multiplied, *, cast: bool = True, rows: int | None = None
 ) -> tuple[Kernel, ...]:
     """The kernels of a layer with its weights stored so: narrower reads, or narrow products behind quantised activations.
 

@@ -34,20 +34,13 @@ def _command(pool: Pool, port: int) -> list[str]:
         "mamba-full-memory-ratio": plan.state_part if plan.state_part not in (0, 0.9) else None,  # its default
         "disable-cuda-graph": not plan.cuda_graphs,
         "disable-radix-cache": not plan.prefix_caching,
-        **_adapters(plan),
+        "enable-lora": plan.lora_rank > 0,
+        "max-loras-per-batch": plan.lora_adapters if plan.lora_rank else None,
+        "max-lora-rank": plan.lora_rank or None,
         **_guesses(plan),
         "disaggregation-mode": None if pool.role == "both" else pool.role,
     }
     return ["python", "-m", "sglang.launch_server", *flags(values)]
-
-
-def _adapters(plan: InferencePlan) -> dict[str, object]:
-    given: dict[str, object] = {
-        "enable-lora": True,
-        "max-loras-per-batch": plan.lora_adapters,
-        "max-lora-rank": plan.lora_rank,
-    }
-    return given if plan.lora_rank else {}
 
 
 def _guesses(plan: InferencePlan) -> dict[str, object]:

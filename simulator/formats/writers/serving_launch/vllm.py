@@ -35,16 +35,13 @@ def _command(pool: Pool, port: int) -> list[str]:
         "enforce-eager": not plan.cuda_graphs,
         "no-enable-prefix-caching": not plan.prefix_caching,
         "disable-hybrid-kv-cache-manager": keeps_windows and pool.role == "both",
-        **_adapters(plan),
+        "enable-lora": plan.lora_rank > 0,
+        "max-loras": plan.lora_adapters if plan.lora_rank else None,
+        "max-lora-rank": plan.lora_rank or None,
         "speculative-config": _guesses(plan),
         "kv-transfer-config": None if pool.role == "both" else _HANDED,
     }
     return ["vllm", "serve", "$MODEL", *flags(values)]
-
-
-def _adapters(plan: InferencePlan) -> dict[str, object]:
-    given: dict[str, object] = {"enable-lora": True, "max-loras": plan.lora_adapters, "max-lora-rank": plan.lora_rank}
-    return given if plan.lora_rank else {}
 
 
 def _guesses(plan: InferencePlan) -> str | None:
