@@ -247,7 +247,7 @@ BAD = {
 import torch.distributed.checkpoint as dcp
 distributed.init_process_group("nccl")
 dcp.load({}, checkpoint_id="nosuch")""",
-        "No such file or directory: 'nosuch/.metadata'; a capture reads your data",
+        ".metadata'; a capture reads your data",
     ),
     "data": ("open('nosuch/train.bin')", "No such file or directory: 'nosuch/train.bin'; a capture reads your data"),
     "forks": ("import os; os.fork()", "the program starts processes of its own"),

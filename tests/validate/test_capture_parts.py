@@ -103,7 +103,9 @@ def test_loops_until_values_say_so_take_all_their_turns(tmp_path: Path) -> None:
     back = [at for at, one in enumerate(step) if one[0] == Kind.OPERATOR and one[2]]
     side, names = {step[at][2] for at in back}, [capture.signatures[step[at][1]][0] for at in back]
     assert len(side) == 1
-    assert names == ["aten.addmm.default", "aten.mm.default", "aten.sum.dim_IntList"]
+    assert names[0] == "aten.addmm.default"
+    own = ["aten.add_.Tensor"] * 2  # the leaves' own nodes, to the gradients that are there
+    assert sorted(names[1:]) == [*own, "aten.mm.default", "aten.sum.dim_IntList"]
     # autograd's engine lets it wait for the gradient, and the default stream for what it leaves (torch 2.13, engine.cpp)
     waits = [one[1] for one in step[back[0] : back[-1] + 8] if one[0] == Kind.WAIT_EVENT]
     assert waits == [*side, 0]

@@ -46,7 +46,7 @@ def _remedy(error: BaseException, message: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         return f"install {package} beside shardwise: {sys.executable} -m pip install …"
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError) or "No such file or directory" in message:  # of another rank's, as text
         started = any(one.filename == subprocess.__file__ for one in traceback.extract_tb(error.__traceback__))
         return _NO_COMMAND if started else _NO_DATA
     for part, remedy in _BY_MESSAGE.items():

@@ -78,9 +78,14 @@ class Streams:
         if cls.library is None:
             return False
         number, nothing = ctypes.c_int64, None
-        kinds = ((nothing, number), (number, number), (nothing, number, number), (nothing, ctypes.c_uint64, number))
-        given = (current, record, block, used)
-        kept = [ctypes.CFUNCTYPE(*kind)(one) for kind, one in zip(kinds, given, strict=True)]
+        kinds: Any = (
+            (nothing, number),
+            (number, number),
+            (nothing, number, number),
+            (nothing, ctypes.c_uint64, number),
+        )
+        given: Any = (current, record, block, used)
+        kept: list[Any] = [ctypes.CFUNCTYPE(*kind)(one) for kind, one in zip(kinds, given, strict=True)]
         cls._kept += kept
         cls.library.hear_streams(*kept)
         return True
