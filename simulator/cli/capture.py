@@ -79,10 +79,8 @@ def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: An
     where = Cluster.load(options.pop("cluster"), options.pop("nodes"))
     tokens = options.pop("tokens_per_step")
     options["settings"] = {name: options.pop(name) for name in _OF_RECIPES}
-    data = {
-        **captured(target, arguments, where, given=given, **options),
-        **({"tokens_per_step": tokens} if tokens else {}),
-    }
+    data = captured(target, arguments, where, given=given, **options)
+    data |= {"tokens_per_step": tokens} if tokens else {}
     write_capture(out, data)
     _print_summary(out, data)
     return 0
@@ -100,28 +98,17 @@ def _print_summary(out: Path, data: Mapping[str, Any]) -> None:
 
 
 def captured(
-    target: str,
-    arguments: tuple[str, ...],
-    where: Cluster,
-    *,
-    ranks: int | None,
-    recipe: str | None = None,
+    target: str, arguments: tuple[str, ...], where: Cluster, *, ranks: int | None, recipe: str | None = None,
     **how: Any,  # noqa: ANN401  other fields of Job
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """A capture as its file keeps it. Raises InputError; a program's own traceback goes to stderr before."""
     needs_torch()
     from validate.capture.command import CaptureError, Job, captured_json
 
     job = Job(
-        target=target,
-        arguments=arguments,
-        world_size=ranks or where.num_devices,
-        num_gpus=where.num_devices,
-        gpus_per_node=where.gpus_per_node,
-        device=where.device,
-        recipe=recipe or "",
-        **how,
-    )
+        target=target, arguments=arguments, world_size=ranks or where.num_devices, num_gpus=where.num_devices,
+        gpus_per_node=where.gpus_per_node, device=where.device, recipe=recipe or "", **how,
+    )  # fmt: skip
     try:
         return captured_json(job, progress=lambda _, phase: print_status(f"shardwise: {phase}"))
     except CaptureError as exc:

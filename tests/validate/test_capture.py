@@ -276,6 +276,17 @@ BAD = {
     ),
     "network": ("import socket; socket.create_connection(('192.0.2.1', 80), 5)", "no network in a capture"),
     "package": ("import nosuch_package", "install nosuch_package beside shardwise"),
+    "command": (
+        "import subprocess; subprocess.run(['nvidia-smi-nosuch'])",
+        "No such file or directory: 'nvidia-smi-nosuch'; a command that is not here",
+    ),
+    "checkpoint": (
+        """from torch import distributed
+import torch.distributed.checkpoint as dcp
+distributed.init_process_group("nccl")
+dcp.load({}, checkpoint_id="nosuch")""",
+        ".metadata'; a capture reads your data",
+    ),
     "data": ("open('nosuch/train.bin')", "No such file or directory: 'nosuch/train.bin'; a capture reads your data"),
     "forks": ("import os; os.fork()", "the program starts processes of its own"),
     "processes": (

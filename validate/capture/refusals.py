@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing.process
 import os
+import subprocess
 import sys
+import traceback
 from typing import Any, Never
 
 import torch
@@ -15,6 +17,9 @@ from validate.capture.rows import MATRICES
 
 def in_a_line(error: BaseException) -> str:
     """An exception of the program's: what happened, and what to do where that is known."""
+    failures = getattr(error, "failures", None)  # of torch.distributed.checkpoint, by rank: (exception, its place)
+    if isinstance(failures, dict) and failures:
+        error = next(iter(failures.values()))[0]
     lines = str(error).strip().splitlines()
     line = f"the program raised {type(error).__name__}{f': {lines[0]}' if lines else ''}"
     if len(line) > _LONGEST:
@@ -26,6 +31,8 @@ def in_a_line(error: BaseException) -> str:
 _LONGEST = 300  # characters of somebody else's message: torch lists every backend that it knows
 
 
+_NO_COMMAND = "a command that is not here: of a GPU nothing could be asked, so leave it out"
+_NO_DATA = "a capture reads your data: give the path from this folder, or let the script make data up"
 _BY_MESSAGE = {
     "SparseTensorImpl": MATRICES,
     "tensors do not have strides": MATRICES,
@@ -39,8 +46,9 @@ def _remedy(error: BaseException, message: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         return f"install {package} beside shardwise: {sys.executable} -m pip install …"
-    if isinstance(error, FileNotFoundError):
-        return "a capture reads your data: give the path from this folder, or let the script make data up"
+    if isinstance(error, FileNotFoundError) or "No such file or directory" in message:  # of another rank's, as text
+        started = any(one.filename == subprocess.__file__ for one in traceback.extract_tb(error.__traceback__))
+        return _NO_COMMAND if started else _NO_DATA
     for part, remedy in _BY_MESSAGE.items():
         if part in message:
             return remedy

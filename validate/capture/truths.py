@@ -3,8 +3,9 @@
 `all` is true, and values are finite: `isfinite`, `isnan` and `isinf` are comparisons of a tensor with itself and of its
 absolute with infinity (ATen, TensorCompare.cpp). So assertions and the arguments' checks of torch.distributions pass as in
 a run that works. A mask that was all false and to which others are added (`done = done | (token == end)`), or all true and
-from which they are taken, never gets through: no real loop over it takes longer. And not all whole numbers are one negative
-number: that is how labels say that they are ignored (`ignore_index`, -100), and no batch is all ignored.
+from which they are taken, never gets through, nor are all tokens that a model chose the same one: no real loop takes longer.
+And not all whole numbers are one negative number: that is how labels say that they are ignored (`ignore_index`, -100), and no
+batch is all ignored.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _ADDED, _TAKEN = (
 _NOT, _COPIED = {aten.bitwise_not.default, aten.logical_not.default}, {aten.clone.default, aten._to_copy.default}
 _CURVED = 1e-10  # above which curvature lets LBFGS keep a pair of its history (torch 2.13, optim/lbfgs.py)
 _MOST_TURNS = 1 << 16  # of loops until something is done
+_CHOSEN = "_shardwise_chosen"  # of a storage: tokens that a model chose, which are not all the same one
+_CHOOSES = {aten.argmax.default, aten.multinomial.default, aten.topk.default, aten.max.dim}
 _SAME, _OTHER = {aten.eq.Tensor, aten.eq.Scalar}, {aten.ne.Tensor, aten.ne.Scalar}
 
 
@@ -46,6 +49,8 @@ def left(func: Any, args: Sequence[Any]) -> bool | None:
     if func in _NOT | _COPIED:
         found: bool | None = getattr(args[0].untyped_storage(), _LEFT, None)
         return not found if func in _NOT and found is not None else found
+    if func in _SAME | _OTHER and getattr(args[0].untyped_storage(), _CHOSEN, False):
+        return func in _OTHER
     for functions, value in ((_ADDED, False), (_TAKEN, True)):
         if func in functions and any(_stays(one, value) for one in args[:2]):
             return value
@@ -63,6 +68,8 @@ def follow(
     """Give a check's result its value, where it has none. answer: tells the report, and says how often it has. left: what some elements stay."""
     if left is not None and made:
         setattr(made[0].untyped_storage(), _LEFT, left)
+    if func in _CHOOSES and made:
+        setattr(made[-1].untyped_storage(), _CHOSEN, True)
     if func is aten.eq.Scalar and made and args[0].dtype in _LABELS and args[1] < 0:
         setattr(made[0].untyped_storage(), _IGNORED, True)
     found = _found(func, args)
