@@ -295,5 +295,5 @@ def _refused(exc: Exception) -> int:
 def _little_memory(what: str) -> str:
     limit = limit_bytes()
     return (
-        f"the limit of {limit >> 20:,} MiB a process (ulimit -v) {what}" if limit else f"this machine's memory {what}"
-    )
+        f"the limit of {limit >> 20:,} MiB a process (ulimit -v)" if limit else "this machine's memory"
+    ) + f" {what}"
