@@ -144,7 +144,8 @@ def _with_nearest(exc: click.ClickException) -> click.ClickException:
         wrong, known = exc.message.split("'")[1], context.command.list_commands(context)
     else:
         return exc
-    question = did_you_mean(close_names(wrong, known)).capitalize()
+    near = close_names(wrong.strip("-"), [name.strip("-") for name in known])  # dashes are no likeness
+    question = did_you_mean([next(one for one in known if one.strip("-") == name) for name in near]).capitalize()
     return click.UsageError(f"{exc.message} {question}".rstrip(), context)
 
 
