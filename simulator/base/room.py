@@ -9,10 +9,9 @@ from typing import Final
 LEAST_BYTES: Final = 400 * 2**20  # numpy and scipy take 260 MB with one thread
 
 
-def limit_bytes() -> int | None:
-    """The addresses that this process may have; None: as many as it likes."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if limit == resource.RLIM_INFINITY else limit
+def limit_bytes() -> int:
+    """The addresses that this process may have; 0: as many as it likes."""
+    return max(0, resource.getrlimit(resource.RLIMIT_AS)[0])
 
 
 def load_arrays_within() -> bool:
@@ -20,11 +19,8 @@ def load_arrays_within() -> bool:
 
     OpenBLAS takes 32 MiB a thread when it is loaded, and asks for ever where a process cannot have them.
     """
-    limit = limit_bytes()
-    if limit is None:
-        return True
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if limit >= LEAST_BYTES:
-        import scipy.optimize
+    if limit_bytes():
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if limit_bytes() >= LEAST_BYTES:
         import scipy.stats  # noqa: F401
-    return limit >= LEAST_BYTES
+    return not 0 < limit_bytes() < LEAST_BYTES

@@ -144,7 +144,8 @@ def _with_nearest(exc: click.ClickException) -> click.ClickException:
         wrong, known = exc.message.split("'")[1], context.command.list_commands(context)
     else:
         return exc
-    question = did_you_mean(close_names(wrong, known)).capitalize()
+    near = close_names(wrong.strip("-"), [name.strip("-") for name in known])  # dashes are no likeness
+    question = did_you_mean([next(one for one in known if one.strip("-") == name) for name in near]).capitalize()
     return click.UsageError(f"{exc.message} {question}".rstrip(), context)
 
 
@@ -296,5 +297,5 @@ def _refused(exc: Exception) -> int:
 def _little_memory(what: str) -> str:
     limit = limit_bytes()
     return (
-        f"the limit of {limit >> 20:,} MiB a process (ulimit -v) {what}" if limit else f"this machine's memory {what}"
-    )
+        f"the limit of {limit >> 20:,} MiB a process (ulimit -v)" if limit else "this machine's memory"
+    ) + f" {what}"

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
+from simulator.base.exit_codes import ExitCode
 from simulator.base.value_errors import close_names
 from simulator.cli import VERBS, main, shardwise
 from simulator.spec.calibration import calibration_names
@@ -186,3 +187,10 @@ def test_a_command_without_flags_of_a_plan_says_how_it_takes_one(
 ) -> None:
     assert main(line.split()) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_two_dashes_are_no_likeness(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collective", "--kind", "all_reduce"]) == ExitCode.USAGE
+    assert capsys.readouterr().err.splitlines()[-1] == "Error: No such option '--kind'."
+    assert main(["predict", "--bref"]) == ExitCode.USAGE
+    assert capsys.readouterr().err.splitlines()[-1] == "Error: No such option '--bref'. Did you mean --brief?"

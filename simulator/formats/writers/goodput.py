@@ -34,35 +34,27 @@ def render(g: Goodput, elastic: Elastic | None = None) -> Group:
 def _head(g: Goodput) -> Table:
     d, share = g.days, g.goodput
     quickest = format_number(d.p5) if d.p5 >= 1 else format_days(d.p5)
+    took = f"90 % of {g.replicas:,} runs take {quickest} to {format_days(d.p95)}, the step's own interval in them"
     rows = [
         (
             format_days(d.p50),
             f"{g.model} on {g.cluster}, {counted(g.num_devices, 'device')}: {counted(g.tokens, 'token')}",
         ),
-        (
-            "",
-            f"90 % of {g.replicas:,} runs take {quickest} to {format_days(d.p95)}, the step's own interval in them",
-        ),
+        ("", took),
         ("", f"goodput {share.p50:.1%} ({share.p5:.1%} to {share.p95:.1%}): training that counts, of all the time"),
         ("", f"{counted(g.steps, 'step')} of {format_seconds(g.step_s)}"),
     ]
-    if g.energy is not None:
-        carbon = "" if g.energy.co2_kg is None else f", {format_number(g.energy.co2_kg)} kg of CO2"
-        rows.append(
-            (
-                "",
-                f"{format_number(g.energy.kwh)} kWh{carbon}; {format_number(g.energy.training_kwh)} kWh in steps that count",
-            )
-        )
+    if (e := g.energy) is not None:
+        carbon = "" if e.co2_kg is None else f", {format_number(e.co2_kg)} kg of CO2"
+        in_steps = f"{format_number(e.training_kwh)} kWh in steps that count"
+        rows.append(("", f"{format_number(e.kwh)} kWh{carbon}; {in_steps}"))
     if g.dollars is not None:
-        m = g.dollars
-        rows.insert(2, ("", f"${format_number(m.p50)} (${format_number(m.p5)} to ${format_number(m.p95)})"))
+        low, middle, high = (f"${format_number(each)}" for each in (g.dollars.p5, g.dollars.p50, g.dollars.p95))
+        rows.insert(2, ("", f"{middle} ({low} to {high})"))
     for one in reversed(g.costs):
-        m, price = one.cost, f"{one.kind}, {one.gpu_hour:.2f} {one.currency} a GPU and hour, {one.date}: {one.source}"
-        rows.insert(
-            2,
-            ("", f"{format_number(m.p50)} {one.currency} ({format_number(m.p5)} to {format_number(m.p95)}) at {price}"),
-        )
+        price = f"{one.kind}, {one.gpu_hour:.2f} {one.currency} a GPU and hour, {one.date}: {one.source}"
+        low, middle, high = (format_number(each) for each in (one.cost.p5, one.cost.p50, one.cost.p95))
+        rows.insert(2, ("", f"{middle} {one.currency} ({low} to {high}) at {price}"))
     table = layout.table(rows, "ll")
     table.columns[0].style = "bold"
     return table
