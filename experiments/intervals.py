@@ -1,14 +1,14 @@
 """Do the named parts of intervals hold? Writes topologies/calibrations/intervals.json: a factor on each kind of part.
 
-    python experiments/intervals.py [--rows 24]                     # some minutes; prints what the others' factors make of each source
+    python experiments/intervals.py [--rows 12]                     # some minutes; prints what the others' factors make of each source
     python experiments/intervals.py --records FILE [--part 1/2]     # keeps each run's record in FILE, and takes from it what is there
     python experiments/intervals.py --undescribed                   # the factor of undescribed software alone, all others as they are
 
-Of each source at most so many published runs are predicted, drawn by the SHA-256 of their ids: with their stacks, and some as if
-nobody had described them. The factors of the parts are the most probable ones where log(measured / predicted) scatters as
+Of each kind at most so many published runs are predicted, drawn by the SHA-256 of their ids: with their stacks, and of each source
+some as if nobody had described them. A kind is a source's runs of one stack on one node, or on several. The factors of the parts are the most probable ones where log(measured / predicted) scatters as
 Student's t with their sigma, above zero with that of the upper end: heavy tails, since a few sources stand for many; half of all
-runs are taken to lie on either side. Each source counts once, whatever its runs; all together count as many as there are groups of
-a source's runs on one GPU in one precision. Each factor starts at 1, within a factor of two, and nearer where the part itself was
+runs are taken to lie on either side. Each source counts once, and in it each kind alike, whatever its runs; all together count as many
+as there are groups of a source's runs on one GPU in one precision. Each factor starts at 1, within a factor of two, and nearer where the part itself was
 measured. Then all are multiplied by what 90 % of the sources' weight needs (split conformal), over a normal distribution's 1.645.
 Runs with options that no prediction holds, and those that calibrated a stack, take no part. The factor of undescribed software
 follows from the undescribed runs, with all others as they are.
@@ -23,7 +23,7 @@ import json
 import math
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -46,7 +46,7 @@ from simulator.studies.backtest.work import measured_step_s
 
 Array = NDArray[np.float64]
 TABLES = tuple(Path(__file__).resolve().parent / "measured" / f"{name}-plain.csv.gz" for name in ("runs", "runs-2"))
-ROWS, UNDESCRIBED = 24, 5
+ROWS, UNDESCRIBED = 12, 5
 FREEDOM: Final = 4.0  # of Student's t
 # One sigma of a factor's logarithm: a factor of two, but of releases, which experiments/release_spread.py has measured: 42 rows in 15
 # groups leave 27 degrees of freedom, and the logarithm of a standard deviation from n of them has one sigma of 1 / sqrt(2 n)
@@ -65,6 +65,7 @@ class Judged:
     """
 
     source: str
+    kind: str
     group: str
     squares: tuple[float, ...]
     late: tuple[float, ...]
@@ -95,7 +96,21 @@ def judged(row: RunRow, *, described: bool) -> Judged | None:
     error = math.log(measured_s / min(max(measured_s, low_s), high_s))
     group = f"{row.source} {row.gpu} {row.precision}"
     squares, late = (tuple(end.values()) for end in ends)
-    return Judged(row.source, group, squares, late, others, error, math.log(high_s / low_s) / 2)
+    return Judged(row.source, kind_of_run(row), group, squares, late, others, error, math.log(high_s / low_s) / 2)
+
+
+def kind_of_run(row: RunRow) -> str:
+    """What runs are drawn and weighed by, within their source: stack, and whether a network joins their GPUs."""
+    several = (row.n_gpus or 1) > (row.gpus_per_node or 8)
+    return f"{row.stack} {'nodes' if several else 'node'}"
+
+
+def drawn(rows: Iterable[RunRow], most: int) -> list[RunRow]:
+    """At most so many of each kind of each source."""
+    kinds = defaultdict[tuple[str, str], list[RunRow]](list)
+    for row in rows:
+        kinds[row.source, kind_of_run(row)].append(row)
+    return [row for rows in kinds.values() for row in chosen(rows, most)]
 
 
 def predicted(most: int, records: Path | None, part: str) -> tuple[list[Judged], list[Judged]]:
@@ -103,7 +118,7 @@ def predicted(most: int, records: Path | None, part: str) -> tuple[list[Judged],
     used = {run for name in Stack.names() for run in Stack.load(name).fitted.calibration_runs}
     rows = [row for table in TABLES for row in read_runs(table) if isinstance(row, RunRow)]
     rows = [row for row in rows if row.metric and not row.excluded and row.id not in used]
-    wanted = [(row, True) for row in chosen(rows, most)] + [(row, False) for row in chosen(rows, UNDESCRIBED)]
+    wanted = [(row, True) for row in drawn(rows, most)] + [(row, False) for row in chosen(rows, UNDESCRIBED)]
     this, of = map(int, part.split("/"))
     known = _kept(records)
     for at, (row, described) in enumerate(wanted):
@@ -142,9 +157,10 @@ def _keep(records: Path | None, key: str, run: Judged | None) -> None:
 
 
 def weights(runs: Sequence[Judged]) -> Array:
-    """Each source counts once."""
-    count = Counter(one.source for one in runs)
-    return np.array([1 / count[one.source] for one in runs])
+    """Each source counts once, and each kind of its runs alike."""
+    count = Counter((one.source, one.kind) for one in runs)
+    kinds = Counter(source for source, _ in count)
+    return np.array([1 / (count[one.source, one.kind] * kinds[one.source]) for one in runs])
 
 
 def sigmas(runs: Sequence[Judged], factors: Array) -> tuple[Array, Array]:
@@ -247,7 +263,7 @@ def unnamed(others: Sequence[Judged], source: str, factors: Array) -> dict[str, 
 def written(factors: Array, sample: dict[str, dict[str, float]]) -> dict[str, Any]:
     """The file's content."""
     return {
-        "source": f"python experiments/intervals.py --rows {ROWS}: published runs, each source once",
+        "source": f"python experiments/intervals.py --rows {ROWS}: published runs, each source once, each kind of its runs alike",
         "factors": {name: round(float(one), 3) for name, one in zip(PARTS, factors, strict=True)},
         "sample": sample,
     }
@@ -269,7 +285,7 @@ def held(runs: Sequence[Judged], factors: Array) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the file and print it by source."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=ROWS, help="of a source")
+    parser.add_argument("--rows", type=int, default=ROWS, help="of a kind")
     parser.add_argument("--records", type=Path, help="a file of records: read, and appended to")
     parser.add_argument("--part", default="1/1", help="of the runs, every so many; writes no factors unless 1/1")
     parser.add_argument("--undescribed", action="store_true", help="fit the factor of undescribed software alone")

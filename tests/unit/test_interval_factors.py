@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from simulator.base.errors import CalibrationError
+from simulator.formats.readers.runs_table import RunRow, read_runs
 from simulator.predict.confidence import (
     SHEET,
     UNCOUNTED,
@@ -66,9 +67,9 @@ NONE = (0.0,) * len(PARTS)
 
 
 def judged(
-    source: str, group: str, squares: tuple[float, ...], error: float, late: tuple[float, ...] = NONE
+    source: str, group: str, squares: tuple[float, ...], error: float, late: tuple[float, ...] = NONE, kind: str = ""
 ) -> fits.Judged:
-    return fits.Judged(source, group, squares, late, (0.0, 0.0), error, 0.0)
+    return fits.Judged(source, kind, group, squares, late, (0.0, 0.0), error, 0.0)
 
 
 def runs(source: str, count: int, scale: float, seed: int) -> list[fits.Judged]:
@@ -110,6 +111,16 @@ def test_a_source_counts_once_whatever_its_runs() -> None:
     assert sum(weight[10:]) == pytest.approx(1.0)
     assert fits.quantile(np.array([1.0, *[2.0] * 9]), np.ones(10)) == 2.0
     assert fits.quantile(np.arange(10.0), np.ones(10)) == 8.0
+
+
+def test_a_stack_of_few_runs_weighs_as_much_as_its_source_s_largest() -> None:
+    sample = [judged("one", "", NONE, 0.0, kind=kind) for kind in ("rare", *["common"] * 9)]
+    assert fits.weights(sample)[0] == pytest.approx(sum(fits.weights(sample)[1:])) == 0.5
+    rows = [row for row in read_runs(fits.TABLES[0]) if isinstance(row, RunRow) and row.source == "VIA-Research/vTrain"]
+    taken = fits.drawn(rows, 5)
+    assert [fits.kind_of_run(row) for row in taken].count("megatron-deepspeed-2022 nodes") == 5
+    assert len(taken) == 10
+    assert fits.drawn(reversed(rows), 5)[0] in taken
 
 
 def test_undescribed_software_is_as_wide_as_its_runs_need() -> None:

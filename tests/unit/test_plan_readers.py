@@ -103,6 +103,10 @@ class TestMegatron:
             ("--log-params-norm", {"parameter_calls": 1}),
             ("--log-params-norm --log-num-zeros-in-grad --log-interval 10", {"parameter_calls": 5}),
             ("--log-interval 1 --tensorboard-dir logs", {"step_calls": 270}),
+            ("--clip-grad 0", {"clips": ""}),
+            ("--clip-grad 1.0", {}),
+            ("--mock-data", {"mapped_workers": 0}),
+            ("--num-workers 8", {"mapped_workers": 8}),
             ("--deterministic-mode", {"fills_outputs": True}),
             ("--deterministic-mode --transformer-impl local --use-mcore-models", {"attention.kernel": "math"}),
             ("--use-distributed-optimizer --overlap-grad-reduce", {"late_parameters": True}),
@@ -116,6 +120,8 @@ class TestMegatron:
         draft = read_plan(written(tmp_path, f"{base} {options}"))
         found = {name: value for name, (value, _) in draft.stack_changes.items()}
         logs = {
+            "clips",
+            "mapped_workers",
             "parameter_calls",
             "step_calls",
             "fills_outputs",

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 # Among the ranks of a stage (of a shard group, where states are sharded): an expert's slices, a layer's experts, replicas
 EXPERT_AXES: Final = ("etp", "ep", "expert_dp")
 
-_FUSED: Final = {  # torchtitan's names for fused axes, beside the joined names
+_FUSED: Final = {  # torchtitan's names for fused axes, and all ranks of a pipeline stage, beside the joined names
     "dp": ("dp_replicate", "dp_shard"),
     "dp_cp": ("dp_replicate", "dp_shard", "cp"),
+    "stage": ("dp_replicate", "dp_shard", "cp", "tp"),
     "world": AXES,
 }
 

@@ -18,7 +18,7 @@ from simulator.parallel.mesh import Mesh
 from simulator.parallel.shard_shares import largest_share, shard_shares
 from simulator.play import progress
 from simulator.play.lower.builder import Builder, Exchanges, RecordingBuilder
-from simulator.play.lower.fabric import EXPERT_ROLES, ROLES, MeshFabric
+from simulator.play.lower.fabric import EXPERT_ROLES, NORM, ROLES, MeshFabric
 from simulator.play.lower.pool_tiers import PoolTiers
 from simulator.play.lower.priced_stages import PricedBlocks, priced_stages
 from simulator.play.lower.rank_classes import RankClasses
@@ -39,7 +39,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Offload, Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.offload import Transfers
-from simulator.work.ops import ModelBlocks, build_blocks
+from simulator.work.ops import ModelBlocks, build_blocks, reduces_maxima
 from simulator.work.program import Program
 from simulator.work.script.step import step_script
 
@@ -145,7 +145,9 @@ class Lowering:
         units = (unit for stage in self.stages for chunk in stage.chunks for unit in chunk.units)
         hops = tuple(hop.role for unit in units for hop in unit.hops)
         staged = ("shard_near", "shard_far") if self.plan.deepspeed.hierarchical_gather else ()
-        return (*ROLES, *(EXPERT_ROLES if self.model.experts else ()), *staged, *hops)
+        further = ("stage",) if reduces_maxima(self.plan, self.stack) else ()
+        further += (NORM,) if self.stack.kernels.clips else ()
+        return (*ROLES, *(EXPERT_ROLES if self.model.experts else ()), *staged, *further, *hops)
 
     @cached_property
     def rank_classes(self) -> RankClasses | None:

@@ -18,6 +18,7 @@ from simulator.work.program import CollectiveCost
 
 # Roles and axes over which ranks meet, pipelines aside: what folding refines over where GPUs differ
 ROLES = ("shard", "reshard", "replicate", "cp", "tp")
+NORM = "dp_shard_cp_tp"  # ranks of a stage whose gradients are parts of one whole
 EXPERT_ROLES = ("expert_shard", "expert_replicate", "ep", "etp")
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from simulator.base.kernels import DTYPE_BYTES, Kernel
+from simulator.base.kernels import DTYPE_BYTES, Gemm, Kernel
 from simulator.memory import activation_bytes
 from simulator.parallel.model_shard import ModelShard, body_names, shard_of
 from simulator.play.lower.hops import HopWork
 from simulator.play.lower.power import around_kernels, block_kernels, clock_of
 from simulator.play.lower.stage import ScheduledUnit, Stage, StageStep, waits_for_messages
-from simulator.play.lower.work import NO_WORK, BlockWork, Clock, Work, levelled
+from simulator.play.lower.work import NO_WORK, BlockWork, Clock, Phase, Segment, Work, levelled
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
@@ -19,7 +19,8 @@ from simulator.spec.plan import Plan
 from simulator.spec.plan.optimizers import OPTIMIZERS, WAITED_LAUNCHES
 from simulator.spec.software.stack import Stack
 from simulator.work.offload import Moves, UnitMoves, moves
-from simulator.work.ops import ModelBlocks, optimizer_kernels
+from simulator.work.ops import Exchange, ModelBlocks, clip_kernels, optimizer_kernels, reduces_maxima
+from simulator.work.ops.graph import stream
 from simulator.work.script import (
     Hop,
     UnitComm,
@@ -34,6 +35,10 @@ from simulator.work.script import (
 from simulator.work.script.order import Chunk
 
 _MOST: Final = 64  # works that are kept
+# Of a linear layer: input, weight and result; the result's gradient and the input's. Of each as many past ones are kept, unless told
+# otherwise (Transformer Engine, pytorch/fp8.py, FP8FwdTensors, FP8BwdTensors; common/recipe, DelayedScaling)
+_MAXIMA: Final = 3, 2
+_PAST: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +87,13 @@ def _stage(
 ) -> Stage:
     """A pipeline rank's chunks; without pipeline parallelism, the one stage there is."""
     shard = shard_of(model, plan, index)
-    optimizer, synchronous = (
+    (clip, optimizer), synchronous = (
         _optimizer(shard, plan, clock, stack),
         waits_for_messages(plan) or stack.host.waits_for_blocks,
     )
     if synchronous:  # the host comes to it with the last message
         optimizer = levelled(optimizer, max(optimizer.duration_s, optimizer.host_s))
-    units = _units(shard, plan, works, clock, node_ranks)
+    units, maxima = _units(shard, plan, works, clock, node_ranks), _maxima(shard, blocks, clock, plan)
     if plan.pp == 1:
         moved = moves(shard, plan, activation_bytes(shard, plan, stack, blocks))
     else:
@@ -104,13 +109,14 @@ def _stage(
                 plan=plan,
                 chunk=_shape(chunk),
                 units=chunk,
+                clip=clip,
                 optimizer=optimizer,
                 moves=moved,
                 synchronous=synchronous,
                 turns=any(segment.waits for unit in units for segment in unit.work.forward.segments),
                 agreement=_hops(clock, agreement(shard, plan)),
             )
-            for chunk in _chunks(shard, units)
+            for chunk in (_with_maxima(units, maxima) for units in _chunks(shard, units))
         ),
         message_bytes=_message_bytes(model, plan),
         activation_tensors=stack.host.activation_tensors,
@@ -129,6 +135,40 @@ def _chunks(shard: Model, units: tuple[ScheduledUnit, ...]) -> tuple[tuple[Sched
         first = [embedding] if index == shard.embedding_chunk else []
         chunks.append((*first, *mine, *([head] if index == shard.head_chunk else [])))
     return tuple(chunks)
+
+
+def _with_maxima(units: tuple[ScheduledUnit, ...], maxima: tuple[Phase, Phase] | None) -> tuple[ScheduledUnit, ...]:
+    """A chunk's units, with the agreement on fp8's maxima behind its last layer forward and behind its first backward."""
+    layers = [at for at, unit in enumerate(units) if unit.name not in ("embedding", "head")]
+    if maxima is None or not layers:
+        return units
+    found, (forward, backward) = list(units), maxima
+    work = found[layers[-1]].work
+    found[layers[-1]] = replace(found[layers[-1]], work=replace(work, forward=work.forward + forward))
+    work = found[layers[0]].work
+    work = replace(work, backward=work.backward + backward, inputs=work.inputs + backward)
+    found[layers[0]] = replace(found[layers[0]], work=work)
+    return tuple(found)
+
+
+def _maxima(shard: Model, blocks: ModelBlocks, clock: Clock, plan: Plan) -> tuple[Phase, Phase] | None:
+    """Behind a chunk's forward, and behind its backward, a stage's ranks agree on the maxima of all their layers (docs/background/ops.md)."""
+    if not reduces_maxima(plan, clock.stack):
+        return None
+    narrow = {
+        block.name: sum(any(isinstance(k, Gemm) and k.dtype == "fp8" for k in op.forward) for op in block.ops)
+        for block in blocks.body
+    }
+    modules = sum(narrow[kind] for kind in shard.body)
+    return _agreed(clock, modules * _MAXIMA[0]), _agreed(clock, modules * _MAXIMA[1])
+
+
+def _agreed(clock: Clock, count: int) -> Phase:
+    """So many maxima joined, the largest of each found among the ranks, and scales made of them and those before."""
+    joined = clock.work("elementwise", (stream("copy", 4 * count, 4 * count),))
+    scaled = clock.work("elementwise", (stream("reduce", 4 * _PAST * count, 4 * _PAST * count),))
+    reduced = Exchange(kind="all_reduce", axis="stage", num_bytes=4 * count)
+    return Phase(segments=(Segment(work=joined, exchanges=(reduced,)), Segment(work=scaled)))
 
 
 def _shape(units: tuple[ScheduledUnit, ...]) -> Chunk:
@@ -207,15 +247,23 @@ def _copies(clock: Clock, kernels: tuple[Kernel, ...]) -> Work:
     return clock.work("copies", kernels) if kernels else NO_WORK
 
 
-def _optimizer(model: Model, plan: Plan, clock: Clock, stack: Stack) -> Work:
+def _optimizer(model: Model, plan: Plan, clock: Clock, stack: Stack) -> tuple[Work, Work]:
+    """(the norm of gradients and their scale, the update)."""
     numel, parts = stepped_numel(model, plan), pieces(model, plan)
     tensors = sum(len(shapes) for _, shapes in parts)
     offloaded = plan.offload.optimizer != "none"
     kernels = () if offloaded else (*update_kernels(model, plan), *optimizer_kernels(numel, tensors, plan, parts))
+    own = offloaded or plan.optimizer.in_backward or (plan.traits.zero_engine and plan.zero)
+    clips = "" if own else stack.kernels.clips
+    clip = (
+        replace(clock.work("optimizer", clip_kernels(numel, tensors, plan)), level=clips == "read")
+        if clips
+        else NO_WORK
+    )
     work = clock.work("optimizer", kernels)
     calls = -(-tensors // shard_ranks(plan)) * stack.host.parameter_calls + stack.host.step_calls
     waits = OPTIMIZERS[plan.optimizer.kind].waits and not offloaded
     waited_s = WAITED_LAUNCHES * stack.host.launch_s * tensors if waits else 0.0  # the device, for its next tensor
     host_s = max(work.host_s, waited_s) + tensors * stack.host.parameter_s + calls * stack.host.launch_s
     waited = (("host", waited_s),) if waits else ()
-    return Work(parts=(*work.parts, *waited, ("overhead", stack.fitted.step_overhead_s)), host_s=host_s)
+    return clip, Work(parts=(*work.parts, *waited, ("overhead", stack.fitted.step_overhead_s)), host_s=host_s)

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from simulator.play.lower import offloading
 from simulator.play.lower.builder import Builder
+from simulator.play.lower.fabric import NORM
 from simulator.play.lower.hops import Hopping
 from simulator.play.lower.messages import receive, send
 from simulator.play.lower.paired import paired
@@ -294,15 +295,25 @@ class StageReader:
         build, stage = self._build, self._stage
         plan, step = stage.plan, stage.chunks[0]
         if not plan.acts_in_order:
-            self._updated = offloading.update(build, step.moves, step.optimizer, *self._last, delayed=self._early)
+            ready = self._clipped(self._last)
+            self._updated = offloading.update(build, step.moves, step.optimizer, *ready, delayed=self._early)
             return
         ready = [*self._last, build.last_compute]
         if stage.tied_bytes:
             ends = (0, plan.pp - 1)
             ready.append(build.all_reduce_stages("all-reduce tied embeddings", "tied", stage.tied_bytes, ends, *ready))
+        ready = self._clipped(ready)
         if plan.pp > 1:
             ready = [build.all_reduce_stages("gradient norm", "norm", 4, tuple(range(plan.pp)), *ready)]
         self._updated = build.compute("optimizer", step.optimizer, *ready)
+
+    def _clipped(self, ready: list[int | None]) -> list[int | None]:
+        """The norm of all gradients that the group has is found, and they are scaled; ops that wait for it."""
+        build, clip = self._build, self._stage.chunks[0].clip
+        if not clip.parts:
+            return ready
+        done = build.compute("clip gradients", clip, *ready)
+        return [done, build.collective("norm of gradients", "all_reduce", NORM, 4, done, waits=clip.level)]
 
     def _agree(self) -> None:
         """Replicas that took steps alone, after the optimizer's last op."""

@@ -64,6 +64,7 @@ class StageStep:
     plan: Plan
     chunk: Chunk
     units: tuple[ScheduledUnit, ...]
+    clip: Work  # the gradients' norm and their scale
     optimizer: Work
     moves: Moves  # between HBM and the tiers below
     agreement: tuple[HopWork, ...] = ()  # after the optimizer, where replicas take steps alone

@@ -205,6 +205,10 @@ class Kernels(Strict):
     early_stop: bool = Field(
         default=True, description="recomputation (non-reentrant checkpointing) ends once every saved tensor exists"
     )
+    clips: Literal["", "scaled", "read"] = Field(
+        default="",
+        description="the step clips gradients by their norm ([background](../background/ops.md)); `read`: which the host reads",
+    )
 
 
 class HostTimes(Strict):
@@ -230,7 +234,6 @@ class HostTimes(Strict):
     redistribute_s: Seconds = _seconds(
         "host time that DTensor adds to a tensor-parallel collective: the change of layout around it",
     )
-    # of captured programs
     view_s: Seconds = _seconds("captured: host time of an operator that launches nothing")
     node_s: Seconds = _seconds("captured: host time of a node of autograd's graph")
     dispatch_s: Seconds = _seconds("captured: host time that DTensor adds to an operator")
@@ -278,6 +281,11 @@ class HostTimes(Strict):
         ge=0, default=5e-5, description="host time to issue one collective, its hooks and copies"
     )
     unit_s: Seconds = _seconds("host time of FSDP's hooks around one collective of a unit, beside that")
+    mapped_workers: NonNegativeInt = Field(
+        default=0,
+        description="a rank's processes that read samples at random places of mapped files (Megatron-LM's `--num-workers`): an "
+        "interval's upper end allows for [slow storage](../background/data-loading.md#storage-that-nobody-describes)",
+    )
     blocking: bool = Field(default=False, description="the host waits for the device")
     reads_loss: bool = Field(
         default=False,

@@ -10,10 +10,11 @@ Legend: T tokens of one micro-batch on one rank, D d_model, F d_ff, H heads, K k
 from simulator.work.ops.build import build_blocks
 from simulator.work.ops.core import Block, Category, Exchange, ModelBlocks, Op, num_launches
 from simulator.work.ops.op_context import uses_autocast
-from simulator.work.ops.optimizer import optimizer_kernels
+from simulator.work.ops.optimizer import clip_kernels, optimizer_kernels
+from simulator.work.ops.quantise import reduces_maxima
 from simulator.work.ops.recompute import cached_tensors, recompute_ops
 
 __all__ = [
-    "Block", "Category", "Exchange", "ModelBlocks", "Op", "build_blocks", "cached_tensors", "num_launches",
-    "optimizer_kernels", "recompute_ops", "uses_autocast",
+    "Block", "Category", "Exchange", "ModelBlocks", "Op", "build_blocks", "cached_tensors", "clip_kernels",
+    "num_launches", "optimizer_kernels", "recompute_ops", "reduces_maxima", "uses_autocast",
 ]  # fmt: skip

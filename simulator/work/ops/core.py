@@ -32,7 +32,7 @@ class Exchange:
     """
 
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-    axis: Literal["tp", "cp", "ep", "etp"]
+    axis: Literal["tp", "cp", "ep", "etp", "stage"]
     num_bytes: int
     at: int = 0
     beside: int = 0

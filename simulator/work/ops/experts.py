@@ -150,10 +150,17 @@ def _route(g: Graph, s: OpContext, experts: Experts, x: Value) -> Value:
         forward=(passes,),
         backward=(passes,),
         saved=(weights, choices),
-        forward_exchanges=_counts_exchange(s, experts.num_experts),
+        forward_exchanges=(*_balance_exchange(s, experts.num_experts), *_counts_exchange(s, experts.num_experts)),
         waits=s.plan.experts.dispatcher != "all_gather" and host_counts(s),
     )
     return weights
+
+
+def _balance_exchange(s: OpContext, num_experts: int) -> tuple[Exchange, ...]:
+    """The tokens that each expert has among the ranks of tp, for the loss that balances them (int64; router.py: _apply_aux_loss)."""
+    if s.plan.tp == 1 or not s.stack.traits.counts_rows:
+        return ()
+    return (Exchange(kind="all_reduce", axis="tp", num_bytes=8 * num_experts),)
 
 
 def _counts_exchange(s: OpContext, num_experts: int) -> tuple[Exchange, ...]:

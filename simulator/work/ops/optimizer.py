@@ -34,6 +34,12 @@ def optimizer_kernels(numel: int, num_tensors: int, plan: Plan, pieces: Pieces =
     return (*own, *_elementwise(numel, num_tensors, plan))
 
 
+def clip_kernels(numel: int, num_tensors: int, plan: Plan) -> tuple[Kernel, ...]:
+    """The norm of so many gradients, and their scale, in the dtype that the optimizer reads (docs/background/ops.md)."""
+    launches, size = -(-num_tensors // _TENSORS_PER_LAUNCH), numel * DTYPE_BYTES[plan.precision.master]
+    return stream("reduce", size, 4 * num_tensors, launches), stream("optimizer", size, size, launches)
+
+
 def _elementwise(numel: int, num_tensors: int, plan: Plan) -> Iterator[Kernel]:
     """A pass over all parameters after the other."""
     found = OPTIMIZERS[plan.optimizer.kind]

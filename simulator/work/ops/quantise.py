@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Final
 
 from simulator.base.kernels import Kernel, fp4_bytes
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 from simulator.work.ops.graph import Graph, Value, stream
 from simulator.work.ops.op_context import OpContext
 
@@ -196,6 +198,12 @@ class Quantiser:
 def casts_in_norms(s: OpContext) -> bool:
     """Hand-fused norms write what the product behind them reads in fp8 (Transformer Engine: past maxima, no others)."""
     return s.stack.traits.casts_in_norms and s.gemm_dtype == "fp8" and s.recipe == "delayed"
+
+
+def reduces_maxima(plan: Plan, stack: Stack) -> bool:
+    """Scales of fp8 follow past maxima that modules keep, and that all ranks of a stage agree on."""
+    recipe = plan.precision.fp8_recipe or stack.traits.fp8_recipe
+    return plan.precision.compute == "fp8" and recipe == "delayed" and stack.traits.casts_in_modules
 
 
 def _turned(numel: int) -> Kernel:
