@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.accuracy_serving import REQUESTS_A_USER, TABLE, _rates, as_run, counted
+from experiments.accuracy_serving import REQUESTS_A_USER, TABLE, _rates, _undescribed, as_run, counted, undescribed
 from simulator.formats.readers.measured_table import read_serving
 from simulator.studies.backtest.rows import ServingRow
 
@@ -42,3 +42,17 @@ def test_a_rate_is_of_both_times(tmp_path: Path) -> None:
         {"id": "one-tpot", "scored": True, "engine": "vllm", "gpu": "h100", "predicted": 2.0, "measured": 2.0},
     ]
     assert "| vllm | h100 | 1 | 20.0 % | 20.0 % | -20.0 % |" in _rates(rows, table)
+
+
+def test_a_row_without_its_engine_s_description_is_held_or_not() -> None:
+    """Of two rows of one engine, twice as slow as predicted, one lies in an interval that ends at 2.5 times, one beyond 1.5 times."""
+    two = [
+        {"id": name, "scored": True, "predicted": 1.0, "measured": 2.0, "error": -0.5, "low": 0.5, "high": high}
+        for name, high in (("one", 2.5), ("other", 1.5))
+    ]
+    assert "| Orca | 2 | 50.0 % | 50.0 % | -50.0 % | 50.0 % | 100.0 % |" in _undescribed(
+        two, dict.fromkeys(("one", "other"), "Orca")
+    )
+    row = next(one for one in read_serving(TABLE) if isinstance(one, ServingRow) and one.engine == "sglang")
+    assert (undescribed(row).engine, undescribed(row).stack) == ("", "")
+    assert undescribed(row).client.startswith("sglang")
