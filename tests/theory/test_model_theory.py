@@ -34,7 +34,9 @@ SEQ = 1024
 
 def _plain(model: Model) -> bool:
     """Every layer is attention over the whole sequence, and an MLP."""
-    return model.tower is None and model.experts is None and model.pattern is None and (model.sliding_window or SEQ) >= SEQ
+    return (
+        model.tower is None and model.experts is None and model.pattern is None and (model.sliding_window or SEQ) >= SEQ
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if _plain(Model.load(name))])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from simulator.parallel.legality.rule import ModelRule, OfModel, PlanRule
-from simulator.spec.model import Model, ModelPart
+from simulator.spec.model import ModelPart
 from simulator.spec.plan import Plan
 from simulator.spec.plan.peft import KEYS
 
@@ -30,8 +30,7 @@ def _has_keys(of: OfModel) -> bool:
 
 
 def _taken(of: OfModel) -> int:
-    tower = of.model.sees if isinstance(of.model, Model) else None
-    return tower.taken if tower else 0
+    return of.model.sees.taken if of.model.sees else 0
 
 
 def _alone(where: str, what: str, remedy: str, holds: Callable[[Plan], bool]) -> ModelRule:

@@ -145,7 +145,7 @@ class Lowering:
         units = (unit for stage in self.stages for chunk in stage.chunks for unit in chunk.units)
         hops = tuple(hop.role for unit in units for hop in unit.hops)
         staged = ("shard_near", "shard_far") if self.plan.deepspeed.hierarchical_gather else ()
-        further = ("stage",) if reduces_maxima(self.plan, self.stack) else ()
+        further: tuple[str, ...] = ("stage",) if reduces_maxima(self.plan, self.stack) else ()
         further += (NORM,) if self.stack.kernels.clips else ()
         return (*ROLES, *(EXPERT_ROLES if self.model.experts else ()), *staged, *further, *hops)
 

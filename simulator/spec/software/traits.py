@@ -116,7 +116,7 @@ class StackTraits:
 
 
 def _of(has: Sequence[str], **others: Any) -> StackTraits:  # noqa: ANN401  of any trait
-    return StackTraits(**dict.fromkeys(has, True), **others)
+    return StackTraits(**dict.fromkeys(has, True) | others)
 
 
 TRAITS: Final[Mapping[Blocks, StackTraits]] = {

@@ -104,7 +104,7 @@ class MemoryFloor:
     def _only_inputs(self, plan: Plan) -> Saved:
         context, size = self.context, self._input_bytes(plan)
         each, none = (dict[str, int](dict.fromkeys(whole_body(context.model, plan), value)) for value in (size, 0))
-        each = {kind: 0 if plain(kind) in TOWER_KINDS else value for kind, value in each.items()}  # type: ignore[arg-type]
+        each = {kind: 0 if plain(kind) in TOWER_KINDS else value for kind, value in each.items()}  # type: ignore[arg-type, operator]
         return Saved(
             embedding=0,
             plain=each,
