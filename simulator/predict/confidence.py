@@ -53,10 +53,6 @@ RETRIES = "ranks whose allocators retry apart"
 # torchao's products with a scale a row gain nothing over 16-bit ones beside DTensors: 0.96 of their speed with tp 2 on four H100
 # (github.com/pytorch/torchtitan issue 1207), where layers alone gain. No cause is published, so they may: twice as long is the end
 ROWS = "fp8 by rows under tensor parallelism"
-# Samples that workers read at random places of mapped files come at the pace of the storage, of which nobody says what it is. Of object
-# stores the first byte comes after 0.1 to 0.2 s (Amazon, "Performance design patterns for Amazon S3"); the slow end is that of the 90 %
-STORAGE = "data from slow storage"
-_FIRST_BYTE_S = 0.2
 SOFTWARE = "software"
 LEARNED = "learned"
 UNTIMED = "kernels without a measurement"
@@ -112,7 +108,7 @@ def reaches(own: float, parts: Mapping[str, float]) -> tuple[float, float]:
 
 def upward(name: str) -> bool:
     """A part of the interval's upper end alone."""
-    return name in (SHEET, WAITING, RETRIES, ROWS, STORAGE, UNCOUNTED) or name.startswith(SLOWER)
+    return name in (SHEET, WAITING, RETRIES, ROWS, UNCOUNTED) or name.startswith(SLOWER)
 
 
 def own_sigma(lowering: Lowering) -> float:
@@ -136,7 +132,7 @@ def kind_of(name: str) -> Part | None:
     """The kind of a part; None: a kind that no runs judged."""
     name = name.removeprefix(SLOWER)
     kind, _, _ = name.partition(" of ")
-    if name in (SHEET, WAITING, RETRIES, ROWS, STORAGE, "imbalance"):
+    if name in (SHEET, WAITING, RETRIES, ROWS, "imbalance"):
         return None
     if name in TRANSFER_SIGMA:
         return "transfers"
@@ -172,9 +168,6 @@ def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
     if STALL in played.breakdown and not asks_for_pool(plan):  # at each rank's own time, and others wait
         found[RETRIES] = math.log1p((plan.num_devices - 1) * played.breakdown[STALL] / played.step_s) / Z90
     found |= _links(lowering, played)
-    loading_s = plan.micro_batch_size * plan.num_micro_batches * _FIRST_BYTE_S / (stack.host.mapped_workers or math.inf)
-    if loading_s > played.step_s:
-        found[STORAGE] = math.log(loading_s / played.step_s) / Z90
     if lowering.calibration.kind != "ideal":
         found |= host_parts(played)
         found |= _untimed(lowering, played)

@@ -20,7 +20,6 @@ from pydantic import Field
 from simulator.base.errors import PlanError
 from simulator.base.schema import Strict
 from simulator.base.units import Bytes, BytesPerS, Seconds
-from simulator.predict.confidence import STORAGE, reaches
 from simulator.predict.prediction import Prediction
 from simulator.spec.cluster import Cluster
 from simulator.spec.plan import Plan
@@ -201,11 +200,8 @@ def played(loads: Loads, times: Iterator[np.ndarray[Any, Any]]) -> tuple[np.ndar
 
 
 def with_data(prediction: Prediction, found: DataStall) -> Prediction:
-    """The prediction of the step with its mean stall, before its first op; where data come from is known then."""
+    """The prediction of the step with its mean stall, before its first op."""
     stall_s = found.stall_s
-    parts = {name: one for name, one in prediction.spread.items() if name != STORAGE}
-    high_s = prediction.step_s * math.exp(reaches(prediction.stack_sigma, parts)[1])
-    prediction = replace(prediction, high_s=high_s, spread=parts)
     if not stall_s:
         return prediction
     longer = found.step_s / prediction.step_s

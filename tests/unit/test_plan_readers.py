@@ -105,8 +105,6 @@ class TestMegatron:
             ("--log-interval 1 --tensorboard-dir logs", {"step_calls": 270}),
             ("--clip-grad 0", {"clips": ""}),
             ("--clip-grad 1.0", {}),
-            ("--mock-data", {"mapped_workers": 0}),
-            ("--num-workers 8", {"mapped_workers": 8}),
             ("--deterministic-mode", {"fills_outputs": True}),
             ("--deterministic-mode --transformer-impl local --use-mcore-models", {"attention.kernel": "math"}),
             ("--use-distributed-optimizer --overlap-grad-reduce", {"late_parameters": True}),
@@ -121,7 +119,6 @@ class TestMegatron:
         found = {name: value for name, (value, _) in draft.stack_changes.items()}
         logs = {
             "clips",
-            "mapped_workers",
             "parameter_calls",
             "step_calls",
             "fills_outputs",

@@ -1,6 +1,5 @@
 """What a step does beside its layers: maxima of fp8 that ranks agree on, gradients that are clipped, data that storage brings."""
 
-import math
 from collections import Counter
 
 import pytest
@@ -8,8 +7,6 @@ import pytest
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.play.lower import Lowering, lower
 from simulator.predict import predict
-from simulator.predict.confidence import STORAGE, Z90
-from simulator.predict.data_loading import DataStall, with_data
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
@@ -90,27 +87,3 @@ def test_clipping_passes_three_times_over_the_gradients_that_a_rank_has() -> Non
 def test_deepspeeds_own_step_has_the_passes_of_clipping() -> None:
     plan = Plan(data_parallel="deepspeed", zero=2, dp_shard=8, micro_batch_size=1, seq_len=512)
     assert not lowered(plan, Stack.load("transformers-2024")).step.clip.parts
-
-
-@pytest.mark.parametrize("num_micro_batches", [1, 64])
-def test_data_of_slow_storage_may_set_the_pace(num_micro_batches: int) -> None:
-    """Two workers that wait 0.2 s for each sample bring ten a second."""
-    plan = Plan(
-        data_parallel="megatron",
-        zero=1,
-        dp_shard=8,
-        micro_batch_size=4,
-        seq_len=512,
-        num_micro_batches=num_micro_batches,
-    )
-    stack = Stack.load("megatron-core-2025")
-    found = predict(MODEL, plan, Cluster.load("hgx-h100-8"), stack=stack)
-    pace = max(1.0, 4 * num_micro_batches * 0.1 / found.step_s)
-    assert found.spread.get(STORAGE, 0.0) == pytest.approx(math.log(pace) / Z90)
-    assert found.high_s >= found.step_s * pace
-    mock = predict(MODEL, plan, Cluster.load("hgx-h100-8"), stack=stack.copy_with(mapped_workers=0))
-    assert STORAGE not in mock.spread
-    stall = DataStall(alone_s=found.step_s, stall_s=0.0, ready_s=0.0, steps_s={}, loads=None, workers_needed=1)  # type: ignore[arg-type]
-    told = with_data(found, stall)  # whoever says where data come from need not allow for it
-    assert STORAGE not in told.spread
-    assert told.high_s == pytest.approx(mock.high_s)

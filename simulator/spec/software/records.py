@@ -281,11 +281,6 @@ class HostTimes(Strict):
         ge=0, default=5e-5, description="host time to issue one collective, its hooks and copies"
     )
     unit_s: Seconds = _seconds("host time of FSDP's hooks around one collective of a unit, beside that")
-    mapped_workers: NonNegativeInt = Field(
-        default=0,
-        description="a rank's processes that read samples at random places of mapped files (Megatron-LM's `--num-workers`): an "
-        "interval's upper end allows for [slow storage](../background/data-loading.md#storage-that-nobody-describes)",
-    )
     blocking: bool = Field(default=False, description="the host waits for the device")
     reads_loss: bool = Field(
         default=False,

@@ -297,10 +297,6 @@ def _beside(r: Reading, changes: dict[str, tuple[object, str]], *, extension: bo
     asked = [name for name in _LOGS if r.flag(name)]
     if asked:
         changes["parameter_calls"] = (sum(_LOGS[name] for name in asked), ", ".join(map(r.place, asked)))
-    mock, workers = r.flag("--mock-data"), r.integer("--num-workers", least=0)
-    if mock or workers is not None:
-        place = r.place("--mock-data" if mock else "--num-workers")
-        changes["mapped_workers"] = (0 if mock else max(1, workers or 0), place)
     if r.number("--clip-grad") == 0:
         changes["clips"] = ("", r.place("--clip-grad"))
     if r.integer("--log-interval") == 1 and r.text("--tensorboard-dir"):
