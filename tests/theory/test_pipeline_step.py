@@ -33,7 +33,7 @@ def lowered(
     calibration = Calibration.ideal() if ideal else Calibration.datasheet(cluster.device)
     curves = LinkCurves.ideal() if ideal else default_curves()
     stack = Stack.load(fields.get("stack", "megatron-core-2025-exposed"))
-    stack = stack.copy_with(**NO_HOST)
+    stack = stack.copy_with(**NO_HOST, clips="")
     return lower(model, plan, cluster, stack, calibration, curves)
 
 

@@ -238,7 +238,7 @@ def test_every_kth_block_is_checkpointed() -> None:
 
 def test_without_overlap_everything_runs_one_after_another() -> None:
     exposed_stack = Stack.load("megatron-core-2025-exposed")  # on a host that never keeps the device waiting
-    exposed_stack = exposed_stack.copy_with(host_module_s=0.0, host_collective_s=0.0, reads_loss=False)
+    exposed_stack = exposed_stack.copy_with(host_module_s=0.0, host_collective_s=0.0, reads_loss=False, clips="")
     lowering = lowered(Plan(dp_shard=8, seq_len=2048), stack=exposed_stack)
     program = lowering.program(1)
     collectives = sum(collective_s(op, program) for op in program.ops if isinstance(op, Collective))

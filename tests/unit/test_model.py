@@ -456,7 +456,7 @@ def test_a_public_name_is_its_preset(public: str, preset: str) -> None:
 
 @pytest.mark.parametrize(
     "public",
-    ["Qwen/Qwen2.5-VL-7B-Instruct", "microsoft/Phi-4-mini-instruct", "deepseek-ai/DeepSeek-V3.2", "google/gemma-3n-E4B",
+    ["Qwen/Qwen2-VL-7B-Instruct", "microsoft/Phi-4-mini-instruct", "deepseek-ai/DeepSeek-V3.2", "google/gemma-3n-E4B",
      "Qwen/Qwen3-Embedding-8B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "mixtral", "70b"],
 )  # fmt: skip
 def test_a_name_of_other_layers_is_no_preset(public: str) -> None:
@@ -465,5 +465,5 @@ def test_a_name_of_other_layers_is_no_preset(public: str) -> None:
 
 
 def test_a_name_with_a_tower_is_told_what_would_do() -> None:
-    with pytest.raises(ModelError, match=r"other layers than qwen2.5-7b \(a tower.*its config.json; qwen2.5-7b for a"):
-        Model.load("Qwen/Qwen2.5-VL-7B-Instruct")
+    with pytest.raises(ModelError, match=r"other layers than qwen2-7b \(a tower.*its config.json; qwen2-7b for a"):
+        Model.load("Qwen/Qwen2-VL-7B-Instruct")

@@ -60,7 +60,7 @@ def test_nine_in_ten_are_read_without_a_flag() -> None:
 PRINTED = {
     "Qwen--Qwen3-235B-A22B_config.json": "235",
     "Qwen--Qwen3-Coder-480B-A35B-Instruct_config.json": "480",
-    "Qwen--Qwen3-VL-30B-A3B-Instruct_config.json": "30.5",
+    "Qwen--Qwen3-VL-30B-A3B-Instruct_config.json": "31",
     "MiniMaxAI--MiniMax-M2.5_config.json": "229",
     "deepseek-ai--DeepSeek-V4-Flash_config.json": "290",  # 284B and a module of multi-token prediction of 6.5B
     "meta-llama--Llama-4-Maverick-17B-128E-Instruct_config.json": "401",

@@ -76,7 +76,7 @@ def test_clipping_passes_three_times_over_the_gradients_that_a_rank_has() -> Non
     clipped, plain = (lowered(plan, stack.copy_with(clips=how)) for how in ("scaled", ""))
     more_s = clipped.step.clip.duration_s
     assert more_s > 0 == plain.step.clip.duration_s
-    norms = [op for op in clipped.programs(1)[0].ops if op.label == "norm of gradients"]
+    norms = [op for op in clipped.programs(1)[0].ops if op.label == "stage's gradient norm"]
     assert [(op.kind, op.size_bytes) for op in norms if isinstance(op, Collective)] == [("all_reduce", 4)]
     steps = [
         predict(MODEL, plan, Cluster.load("hgx-h100-8"), stack=stack.copy_with(clips=how)) for how in ("scaled", "")

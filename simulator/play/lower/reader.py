@@ -313,7 +313,7 @@ class StageReader:
         if not clip.parts:
             return ready
         done = build.compute("clip gradients", clip, *ready)
-        return [done, build.collective("norm of gradients", "all_reduce", NORM, 4, done, waits=clip.level)]
+        return [done, build.collective("stage's gradient norm", "all_reduce", NORM, 4, done, waits=clip.level)]
 
     def _agree(self) -> None:
         """Replicas that took steps alone, after the optimizer's last op."""

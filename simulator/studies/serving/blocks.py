@@ -57,6 +57,8 @@ def _experts_as_served(block: Block, shard: StageShard, plan: InferencePlan, eng
             assert isinstance(product, Gemm)
             product = replace(product, dtype=plan.compute_dtype)
             served = replace(served, forward=(product,), forward_temporary_bytes=0)
+        elif op.name == "choose":  # nothing is trained, so no loss balances the experts
+            served = replace(served, forward_exchanges=tuple(one for one in op.forward_exchanges if one.axis != "tp"))
         elif op.name == "shared.leave" and "experts.leave" in names:
             served = replace(served, forward_exchanges=())
         found.append(served)
