@@ -50,7 +50,7 @@ _how = all_of(
 )  # fmt: skip
 
 
-class _Own(click.Command):
+class _NearMissesRefused(click.Command):
     """A word before -- that is nearly one of the command's own flags is no argument of the program."""
 
     @override
@@ -63,7 +63,7 @@ class _Own(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command("capture", cls=_Own, help=_HELP, context_settings={"ignore_unknown_options": True})
+@click.command("capture", cls=_NearMissesRefused, help=_HELP, context_settings={"ignore_unknown_options": True})
 @click.argument("target", metavar="SCRIPT.py|MODULE:FUNCTION|CONFIG.json")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS]")
 @_how

@@ -76,3 +76,11 @@ PRINTED = {
 def test_a_published_file_has_the_parameters_that_its_owners_print(name: str) -> None:
     digits = len(PRINTED[name].partition(".")[2])
     assert f"{Model.load(REAL / 'hf' / name).num_parameters / 1e9:.{digits}f}" == PRINTED[name]
+
+
+@needs_files
+def test_without_its_tower_a_model_has_the_parameters_of_its_language_model() -> None:
+    """Qwen3-VL-30B-A3B's is Qwen3-30B-A3B, whose owners print 30.5."""
+    model = Model.load(REAL / "hf" / "Qwen--Qwen3-VL-30B-A3B-Instruct_config.json")
+    assert model.tower is not None
+    assert f"{model.model_copy(update={'tower': None}).num_parameters / 1e9:.1f}" == "30.5"

@@ -1,4 +1,4 @@
-"""What a step does beside its layers: maxima of fp8 that ranks agree on, gradients that are clipped, data that storage brings."""
+"""What a step does beside its layers: maxima of fp8 that ranks agree on, gradients that are clipped."""
 
 from collections import Counter
 

@@ -131,9 +131,7 @@ def read_serving_study(
     Raises InputError with every fault of every input.
     """
     faults = Faults()
-    base = (
-        DEFAULT if file is None else faults.attempt(lambda: located(read_toml(file, InputError), file.parent, _FILES))
-    )
+    base = faults.attempt(lambda: _written(file))
     if base is None:
         raise InputError(faults)
     overrides, wrong = parse_overrides(settings, ROOTS)
@@ -178,6 +176,11 @@ def read_serving_study(
             *set_by_hand(overrides, TABLES),
         ),
     )
+
+
+def _written(file: Path | None) -> Mapping[str, Any]:
+    """The study as it is written, or the embedded default. Raises InputError where the file cannot be read."""
+    return DEFAULT if file is None else located(read_toml(file, InputError), file.parent, _FILES)
 
 
 def _idle(raw: Mapping[str, Any], plan: InferencePlan) -> Iterator[Source]:
