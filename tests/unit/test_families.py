@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,10 @@ from tests.configured import configured
 CONFIGS: list[dict[str, Any]] = tomllib.loads(
     (Path(__file__).parents[1] / "data" / "configs" / "families.toml").read_text()
 )["config"]
+TOWERS: list[dict[str, Any]] = [
+    {"model": one["model"], "keys": one["config"]}
+    for one in json.loads((Path(__file__).parents[1] / "data" / "configs" / "towers.json").read_text(encoding="utf-8"))
+]
 LLAMA: dict[str, Any] = {
     "hidden_size": 4096,
     "num_hidden_layers": 32,
@@ -179,6 +186,26 @@ def test_a_prediction_says_which_preset_its_model_is(tmp_path: Path, capsys: pyt
 def test_a_value_that_cannot_be_taken_is_named(change: dict[str, Any], word: str) -> None:
     with pytest.raises(ModelError, match=word):
         configured({**LLAMA, "moe_intermediate_size": 8, **change}, "config.json", "bad")
+
+
+WRONG: list[Any] = [{"a": {"b": 1}}, [[1], {"a": 1}], True, 1e308]
+
+
+@pytest.mark.parametrize("config", [*CONFIGS, *TOWERS], ids=lambda config: config["model"])
+def test_no_value_of_a_key_is_more_than_a_fault(config: dict[str, Any], tmp_path: Path) -> None:
+    """Each key, and each of a section, with values of every type: the file is read or refused."""
+    keys, file = keys_of(config), tmp_path / "config.json"
+    sections: list[tuple[str, ...]] = [
+        (key, inner) for key in keys if isinstance(keys[key], dict) for inner in keys[key]
+    ]
+    for path in [*((key,) for key in keys), *sections]:
+        for wrong in WRONG:
+            changed = copy.deepcopy(keys)
+            section = changed[path[0]] if path[1:] else changed
+            section[path[-1]] = wrong
+            file.write_text(json.dumps(changed))
+            with suppress(ModelError):
+                Model.load(str(file))
 
 
 def test_the_page_of_families_lists_each() -> None:

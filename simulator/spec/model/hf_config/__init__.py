@@ -48,7 +48,7 @@ def file_fields(path: str | Path, like: str | None = None) -> tuple[Fields, str]
 
 def _tower_fields(data: Mapping[str, Any], place: str) -> dict[str, Any] | None:
     """A tower's fields of a whole file; None where it has none that is read. Raises ModelError with every fault of its section."""
-    vision, joint = data.get("vision_config"), _facts()["joints"].get(data.get("model_type"))
+    vision, joint = data.get("vision_config"), _facts()["joints"].get(_family_word(data))
     if not isinstance(vision, dict) or not vision or joint is None:
         return None
     place, kinds, kind = f"{place}: vision_config", joint.get("encoders"), joint["encoder"]
@@ -62,9 +62,15 @@ def _tower_fields(data: Mapping[str, Any], place: str) -> dict[str, Any] | None:
     return found
 
 
+def _family_word(data: Mapping[str, Any]) -> str:
+    """The file's model_type; what is no text is no family's."""
+    word = data.get("model_type")
+    return word if isinstance(word, str) else ""
+
+
 def _tower_note(data: Mapping[str, Any]) -> str:
     """Why a whole file's tower is not read, where that is known."""
-    why = _facts()["refused"].get(data.get("model_type"))
+    why = _facts()["refused"].get(_family_word(data))
     return f" ({data['model_type']}: {why})" if why else ""
 
 
@@ -102,9 +108,10 @@ def config_fields(
             if isinstance(config.get(key), int) and config[key] > 1:
                 suggestion = "; ".join(f"--like {name} reads it" for name in _readers(config)[:1])
                 keys.fault(key, f"experts of model_type {known.name!r} are not known", suggestion)
+    sources = _sources(keys, known, config, read_as=like if like != own else None)
     if keys.faults:
         raise ModelError(dict.fromkeys(keys.faults))
-    return {**fields, "sources": _sources(keys, known, config, read_as=like if like != own else None)}
+    return {**fields, "sources": sources}
 
 
 def _sources(keys: Keys, known: Family, config: Mapping[str, Any], *, read_as: str | None) -> dict[str, str]:
@@ -117,7 +124,7 @@ def _sources(keys: Keys, known: Family, config: Mapping[str, Any], *, read_as: s
         other = "".join(f"; {name} is taken as {key}" for key, name in sorted(keys.renamed.items()))
         unread = ", ".join(_unread(keys, config))
         sources["read as"] = f"{read_as}, as --like says{other}" + (f"; not read: {unread}" if unread else "")
-    notes = [note["text"] for note in known.notes if keys.evaluate(note.get("when", "True"))]
+    notes = [note["text"] for note in known.notes if keys.holds(note.get("when", "True"))]
     towers = " and ".join(key for key in _TOWERS if config.get(key))
     notes += [f"{towers}: {_LEFT_OUT}{_RUN if config.get('vision_config') else ''}"] if towers else []
     return {**sources, **({"not modelled": "; ".join(notes)} if notes else {})}

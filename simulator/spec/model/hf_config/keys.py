@@ -56,9 +56,16 @@ class Keys:
                 found = {field: value for field, value in found.items() if value is not None}
                 fields |= {table: found} if table else found
         for rule in known.refuse:
-            if not self.faults and self.evaluate(rule["when"]):
+            if not self.faults and self.holds(rule["when"]):
                 self.fault(rule["key"], rule["problem"], rule["remedy"])
         return fields
+
+    def holds(self, condition: object) -> bool:
+        """A condition of the family's table; one over a value that cannot stand there, which is a fault, does not."""
+        try:
+            return bool(self.evaluate(condition))
+        except WrongValueError:  # reported already
+            return False
 
     def value(self, key: str) -> Any:  # noqa: ANN401  JSON is any of six types
         """The file's value, else the default of the family's class; None if there is neither."""
@@ -148,6 +155,8 @@ class Keys:
             return FUNCTIONS[name](*values)
         except WrongValueError as wrong:
             raise self._at_operand(wrong, arguments) from None
+        except (TypeError, ValueError, OverflowError):
+            raise self._at_operand(WrongValueError("is not a value that can stand here"), arguments) from None
 
 
 _ABSENT: Final = object()
