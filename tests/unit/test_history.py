@@ -56,4 +56,4 @@ def test_a_thousand_micro_batches_of_gpipe_are_few_events() -> None:
     plan = Plan.model_validate(PLAN | {"num_micro_batches": 10_000})
     stack = Stack.of(plan)
     one = history.write_history(SMALL, plan, stack, build_blocks(SMALL, stack, plan), ())
-    assert len(one.events) < 1_000 * history._MOST_WRITTEN  # noqa: SLF001
+    assert len(one.events) < 1_000 * history._MOST_WRITTEN
