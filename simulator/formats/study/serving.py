@@ -151,8 +151,9 @@ def read_serving_study(
         stored, workload = _stored(raw.get("model") if model else None), study.workload
         stated, named = _as_published(study, stored)
         stack = faults.attempt(lambda: patched(stack_of(stated), of_root(overrides, "stack"), StackError))
-        usual = stack is not None and cluster is not None and not searched
-        plan = with_defaults(stated, stack, cluster.device, model) if usual else stated
+        plan = stated
+        if stack is not None and cluster is not None and not searched:
+            plan = with_defaults(stated, stack, cluster.device, model)
         if model is not None and cluster is not None and stack is not None and not searched:
             faults.attempt(partial(check, plan, model, cluster))
         tower = model.sees if model is not None else None
