@@ -28,6 +28,8 @@ def cross_entropy(g: Graph, s: OpContext, logits: Value) -> Value:
     kind, kernels = s.stack.kernels.loss, dict.fromkeys(SHIFTED, _shifted)
     kernels |= {"eager": _eager, "fp32_eager": _eager, "fp32_in_place": _megatron_unfused}
     kernels |= {"fp32_beside": _beside, "in_place": _in_place}
+    if s.model.bidirectional or s.model.num_classes:  # labels are the tokens' own: nothing is shifted or widened for it
+        kernels |= dict.fromkeys(SHIFTED, _log_softmax)
     fused = _megatron if s.stack.traits.jit_loss else _one_kernel
     loss = kernels.get(kind, fused if kind == "fused" else _one_kernel)(g, s, logits)
     for index in range(s.stack.kernels.loss_metrics):
