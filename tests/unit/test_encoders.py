@@ -193,3 +193,12 @@ def test_contradictions_of_a_head_are_faults(fields: dict[str, Any], said: str) 
     sizes = {"name": "m", "num_layers": 2, "d_model": 64, "num_heads": 4, "d_ff": 128, "vocab_size": 512}
     with pytest.raises(ModelError, match=said):
         Model.parse({**sizes, **fields}, "model.toml", ModelError)
+
+
+def test_no_label_of_an_encoder_is_shifted() -> None:
+    """transformers' ForCausalLMLoss widens logits and copies them without the last row; an encoder's loss takes them as they are."""
+    stack = Stack.load("transformers-2024")
+    names = [{op.name for op in build_blocks(model, stack, Plan(seq_len=512)).head.ops} for model in (BERT, CLASSES)]
+    causal = build_blocks(BERT.model_copy(update={"bidirectional": False}), stack, Plan(seq_len=512)).head.ops
+    assert "logits.shifted" in {op.name for op in causal}
+    assert not any("logits.shifted" in one or "logits.float" in one for one in names)
