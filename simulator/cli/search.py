@@ -21,20 +21,22 @@ from simulator.cli.options import (
     answer_options,
     cluster_option,
     fixed_by,
+    image_options,
     price_options,
     print_answer,
     print_status,
     set_option,
+    texts_of,
 )
 from simulator.cli.progress import StatusLine
 from simulator.cli.search_front import refuse_without_front, run_front
 from simulator.formats.study import calibration_named
-from simulator.formats.study.loading import cluster_with
+from simulator.formats.study.loading import cluster_with, model_of
 from simulator.formats.study.provenance import model_notes
+from simulator.formats.study.tables import counts_read
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.parts import MAX_NODES
-from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.search import (
     OBJECTIVES,
@@ -75,6 +77,7 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @click.command("search", help=_HELP)
 @click.option("--model", required=True, metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
 @click.option("--like", metavar="FAMILY", help="Read --model's config.json as of that family (llama, mixtral, ...).")
+@image_options
 @cluster_option(required=True)
 @set_option("Any leaf of cluster or device. May be repeated.")
 @click.option("--nodes", metavar="N[,N...]", help="Numbers of nodes. [the file's; with --max-gpus: doubling up to it]")
@@ -176,7 +179,8 @@ def _study(options: dict[str, Any]) -> SearchStudy:
     model = cluster = calibration = None
     fixed: dict[str, tuple[object, ...]] = {}
     with Collected(faults):
-        model = Model.load(options["model"], options["like"])
+        model = model_of(counts_read(texts_of(options, "model", "like", "images", "image_size")), ())
+        assert model is not None
         for note in model_notes(model):
             print_status(f"shardwise: {note}")
     with Collected(faults):
