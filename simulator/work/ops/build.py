@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -12,11 +12,10 @@ from simulator.spec.model import FORWARD_SUFFIX, LOWEST_SUFFIX, BodyKind, LayerK
 from simulator.spec.model.hybrid import HybridKind
 from simulator.spec.model.layer_kinds import BF16_SUFFIX, TOWER_KINDS, TowerKind, plain
 from simulator.spec.model.tower import TOWER_WEIGHT
-from simulator.spec.plan import Plan
+from simulator.spec.plan import CudaGraph, Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops.attention import attention
 from simulator.work.ops.core import Block, ModelBlocks, Op
-from simulator.work.ops.cuda_graphs import with_graphs
 from simulator.work.ops.embedding import embedding, joint, patches, scaled, tower_context
 from simulator.work.ops.graph import Graph, Value, fuse_residuals, stream
 from simulator.work.ops.head_loss import WITH_HEAD, loss_with_head
@@ -362,3 +361,39 @@ def _softcap(g: Graph, s: OpContext, logits: Value) -> Value:
         saved = [out] if name == "tanh" else []
         logits = g.pointwise(name, [logits], out, saved=saved, category="loss")
     return logits
+
+
+# Which ops of a block are captured in CUDA graphs: the host launches those as one.
+def with_graphs(block: Block, graphs: Collection[CudaGraph]) -> Block:
+    """The block with its captured ops marked; itself where nothing of it is."""
+    if not graphs or "full_iteration" in graphs:
+        return block
+    names = tuple(op.name for op in block.ops)
+    ops = tuple(_marked(op) if _scopes(block.name, names, i) & set(graphs) else op for i, op in enumerate(block.ops))
+    return replace(block, ops=ops)
+
+
+def _scopes(kind: str, names: tuple[str, ...], number: int) -> set[CudaGraph]:
+    """The scopes that an op is part of."""
+    if names[number].startswith("mtp."):
+        return set()
+    if number <= _place(names, "residual_1"):
+        return {"mamba"} if kind == "mamba" else {"attn"}
+    if number > _place(names, "residual_2"):
+        return set()
+    if number > _place(names, "choose"):
+        return {"moe"} if "choose" in names else {"mlp"}
+    return {"moe", "moe_preprocess"} if names[number] == "choose" else {"moe", "moe_router"}
+
+
+def _place(names: tuple[str, ...], name: str) -> int:
+    return names.index(name) if name in names else -1
+
+
+def _marked(op: Op) -> Op:
+    return replace(
+        op,
+        captured=True,
+        forward_exchanges=tuple(replace(e, captured=True) for e in op.forward_exchanges),
+        backward_exchanges=tuple(replace(e, captured=True) for e in op.backward_exchanges),
+    )
