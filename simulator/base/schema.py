@@ -49,7 +49,7 @@ _DOTTED = re.compile(
     rf"""(?:^|[{{,\[])[ \t]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{_MOST_PARTS}}}""", re.MULTILINE
 )
 MOST_TEXT_BYTES: Final = 64 * 2**20
-_MANY: Final = 48  # names that a message lists at most
+_MANY: Final = 56  # names that a message lists at most
 _LIKE_A_FILE: Final = 0.85  # files of one folder often differ in one word
 _PYTHON: Final = "is Python code, which is not read here"
 

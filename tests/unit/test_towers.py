@@ -18,7 +18,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.model.families import preset_of
 from simulator.spec.plan import Plan
-from simulator.spec.plan.offload import Offload
+from simulator.spec.plan.records import Offload
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving import InferencePlan
 from simulator.studies.serving.batch import Batch, Chunk
@@ -59,6 +59,26 @@ def test_a_tower_has_the_parameters_of_transformers_own_model(one: tuple[dict[st
     assert model.num_parameters == case["parameters"]
     assert model.num_parameters - small_without(model).num_parameters == case["tower"]
     assert "not modelled" not in model.sources
+
+
+def test_a_file_of_internvl_s_own_code_has_its_published_parameters(tmp_path: Path) -> None:
+    """huggingface.co/OpenGVLab/InternVL2_5-8B: total 8,075,365,376; an image of one tile is 16 × 16 tokens."""
+    text = {"model_type": "internlm2", "bias": False, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 92553, "tie_word_embeddings": False}  # fmt: skip
+    vision = {"model_type": "intern_vit_6b", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "image_size": 448,
+              "num_attention_heads": 16, "norm_type": "layer_norm", "qk_normalization": False, "qkv_bias": True, "patch_size": 14}  # fmt: skip
+    config = {
+        "model_type": "internvl_chat",
+        "downsample_ratio": 0.5,
+        "select_layer": -1,
+        "llm_config": text,
+        "vision_config": vision,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = Model.load(tmp_path)
+    assert model.num_parameters == 8_075_365_376
+    assert model.tower is not None
+    assert (model.tower.image_tokens, "not modelled" in model.sources) == (256, False)
 
 
 def small_without(model: Model) -> Model:
@@ -241,6 +261,53 @@ def test_flags_say_how_many_images_and_of_what_size(tmp_path: Path, capsys: pyte
     assert (
         "vision_config.model_type: a tower of 'dinov2' is not read (one of clip_vision_model" in capsys.readouterr().err
     )
+
+
+def test_other_commands_take_the_same_images(capsys: pytest.CaptureFixture[str]) -> None:
+    """predict, compare, sensitivity and search give the same plan with the same images the same step."""
+    model = ("--model", "qwen2.5-vl-7b", "--images", "2", "--image-size", "672")
+    plan = ("plan.seq_len=4096", "plan.stack=torch-2.11-eager", "plan.reshard_after_forward=true")
+    asked = (*model, *(word for one in plan for word in ("--set", one)))
+
+    def answer(*words: str) -> Any:
+        assert main([*words, "--json"]) == ExitCode.OK
+        return json.loads(capsys.readouterr().out)
+
+    alone = answer("predict", *asked)
+    compared = answer("compare", *asked, "--what-if", "model.tower.images=0", "--no-ablations")["subjects"]
+    assert compared[0]["step_s"] == alone["step_s"] > compared[1]["step_s"]
+    speed = "cluster.inter.nic_bytes_per_s=200Gb/s..400Gb/s"  # of no use on one node
+    sampled = answer("sensitivity", *asked, "--vary", speed, "--no-errors", "--samples", "8")
+    assert sampled["now"][0] == pytest.approx(1e6 * alone["step_s"] / alone["tokens_per_step"])
+    batch = ("--cluster", "hgx-h100-8", "--seq-len", "4096", "--global-batch", "8", "--stack", "torch-2.11-eager")
+    same = ("--fix", "recompute=none", "--fix", "zero=3", "--fix", "dp_replicate=1", "--fix", "data_parallel=fsdp2")
+    same = (*same, "--fix", "micro_batch_size=1", "--fix", "reshard_after_forward=true", "--jobs", "1")
+    found = answer("search", *model, *batch, *same)
+    assert found["plans"][0]["step_s"] == pytest.approx(alone["step_s"])
+    assert main(["search", "--model", "llama3-8b", "--images", "2", *batch]) == ExitCode.BAD_INPUT
+    assert "--images: llama3-8b has no tower for images that is read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "ways"),
+    [
+        ("llama3-8b", "recompute = selective or every_k with recompute_every = 2"),
+        ("qwen2.5-vl-7b", "recompute = selective"),
+    ],
+)
+def test_words_name_only_what_the_plan_can_take_and_change(
+    capsys: pytest.CaptureFixture[str], model: str, ways: str
+) -> None:
+    """A tower refuses every_k, and every first layer recomputed is full recomputation."""
+    flags = ("--model", model, "--cluster", "hgx-h200-8", "--set", "plan.seq_len=4096", "--json")
+    assert main(["predict", *flags, "--recompute", "full"]) == ExitCode.OK
+    full = json.loads(capsys.readouterr().out)
+    assert full["suggestion"] == f"memory is left over: recompute less ({ways}) to save its time"
+    for way in ways.split(" or "):
+        mode, _, every = way.removeprefix("recompute = ").partition(" with recompute_every = ")
+        assert main(["predict", *flags, "--recompute", mode, "--recompute-every", every or "1"]) == ExitCode.OK
+        less = json.loads(capsys.readouterr().out)
+        assert less["step_s"] < full["step_s"]
 
 
 def test_a_server_encodes_a_request_s_images_before_its_prompt() -> None:

@@ -5,7 +5,7 @@ Nothing is dropped: what no reader asks for is sorted by the format's tables, an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -24,6 +24,7 @@ AUTO: Final = "auto"  # DeepSpeed's and accelerate's word for "whoever launches 
 _TRUE, _FALSE = {"true", "yes", "1", "on"}, {"false", "no", "0", "off"}
 _WHO: Final = "your launcher or training script decides it"
 _TYPO: Final = 0.93  # likeness (difflib's ratio) of a name of 15 or more letters with one of them wrong
+_LONG: Final = 8  # letters of a name with which another one begins that goes on in the same word: sequence_length
 _SHOWN: Final = 60  # characters of a value in a report
 
 
@@ -199,10 +200,15 @@ class Reading:
             elif (found := options.off.get(name) or _below(name, options.off)) is not None:
                 is_off = entry.value == "" or any(_same(entry.value, value) for value in found.values)
                 self._mark(entry, "no effect" if is_off else "not modelled", "" if is_off else found.why)
+            elif name in options.known:
+                self._mark(entry, "not modelled", "a run of this kind does not ask for it")
             else:
                 hint = nearest(name, {*options.known, *options.no_effect, *options.off})
                 self._mark(entry, "unknown", hint if hint.startswith("did") else "")
-                meant = get_close_matches(name, options.known - self.entries.keys(), n=1, cutoff=_TYPO) if typos else []
+                others = sorted(options.known - self.entries.keys()) if typos else []
+                meant = get_close_matches(name, others, n=1, cutoff=_TYPO) or [
+                    one for one in others if len(one) >= _LONG and name.startswith(one) and name[len(one) :].isalpha()
+                ]
                 if meant:
                     flags = (("--define", f"{name}="), ("--define", f"{meant[0]}={shortened(entry.value)}"))
                     self.fault(name, "is no option", f"{meant[0]}?", flags)
@@ -298,3 +304,30 @@ def shortened(value: object) -> str:
         return str(value).lower()
     text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+ReadJson = Callable[[str], Mapping[str, Any]]
+_NEVER: Final = "\0"  # these files' "auto" is a value like others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """Settings of one run.
+
+    data: tables and values. read_json: reads a DeepSpeed file by the path that the settings name. given: Plan's fields that the
+    caller states. places: (as it is spelled, where it stands) of settings that a command line states, by their dotted names.
+    unset: what values hang on that only a run knows, which are `auto` in data; cures: flags that would give them.
+    program: the part of a library that a command runs, as `dpo` of trl. num_devices, num_nodes: of the job, where a launcher says so.
+    """
+
+    data: Mapping[str, Any]
+    file: str
+    read_json: ReadJson
+    given: Collection[str] = ()
+    places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    unset: Mapping[str, str] = field(default_factory=dict)
+    cures: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    auto: str = _NEVER
+    program: str = ""
+    num_devices: int | None = None
+    num_nodes: int | None = None
