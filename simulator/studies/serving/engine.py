@@ -370,7 +370,7 @@ class Lane:
 
     def _launched_alike(self, batch: Batch, busy_s: Sequence[float], count: int) -> bool:
         """One graph each; or the slower of device and host is so from the first step on, as the second lies on their line."""
-        if count == 2 or self._costs.graphed(batch):  # noqa: PLR2004
+        if count == 2 or self._costs.graphed(batch):
             return True
         second = Batch(decodes=batch.decodes, keys=(batch.keys[0] + batch.decodes,))
         on_line_s = busy_s[0] + (busy_s[-1] - busy_s[0]) / (count - 1)
