@@ -14,6 +14,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.units import parse_count
 from simulator.cli.options import (
     FILE,
+    OF_ALL_STUDIES,
     answer_options,
     loaded_prices,
     of_all_studies,
@@ -74,7 +75,7 @@ def command(
 ) -> int:
     """Predict all, print them side by side."""
     run_tokens, plot, prices = options["run_tokens"], options["plot"], options["prices"]
-    given = texts_of(options, "model", "cluster", "nodes", "placement", "tokens_per_step")
+    given = texts_of(options, *OF_ALL_STUDIES, "placement", "tokens_per_step")
     columns = columns_of(studies, variants, settings)
     if len(columns) < 2:
         raise InputError.at("compare", "there is nothing to compare with", "two studies, or --what-if KEY=VALUE")

@@ -103,7 +103,7 @@ def _exploration(
 
 def command_of(exploration: Exploration) -> list[str]:
     """The command line that predicts the unchanged study; the axes' settings are appended to it."""
-    flags = [word for name, text in exploration.flags.items() for word in (f"--{name}", text)]
+    flags = [word for name, text in exploration.flags.items() for word in (f"--{name.replace('_', '-')}", text)]
     settings = [word for one in exploration.settings for word in ("--set", one)]
     return [
         "shardwise",

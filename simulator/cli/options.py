@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -107,6 +107,12 @@ def cluster_option(help_text: str = "A preset or a .toml.", **more: Any) -> Call
     )
 
 
+image_options = all_of(
+    click.option(
+        "--images", metavar="INTEGER", help="Of a sequence, where the model has a tower for them; 0: without it. [1]"
+    ),
+    click.option("--image-size", metavar="PIXELS", help="A side of one, of towers that take any size. [448]"),
+)
 input_options = all_of(  # as text: a study's reader judges them with everything else
     click.option(
         "--model",
@@ -117,10 +123,7 @@ input_options = all_of(  # as text: a study's reader judges them with everything
     click.option(
         "--like", metavar="FAMILY", help="Read --model's config.json as of that family (llama, mixtral, ...)."
     ),
-    click.option(
-        "--images", metavar="INTEGER", help="Of a sequence, where the model has a tower for them; 0: without it. [1]"
-    ),
-    click.option("--image-size", metavar="PIXELS", help="A side of one, of towers that take any size. [448]"),
+    image_options,
     cluster_option(),
     click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes."),
 )
@@ -159,12 +162,15 @@ def memory_fraction_option(function: _Command) -> _Command:
     return click.option("--memory-fraction", type=kind, default=0.9, show_default=True, help=help_text)(function)
 
 
+OF_ALL_STUDIES: Final = ("model", "images", "image_size", "cluster", "nodes")
+
+
 def of_all_studies(function: _Command) -> _Command:
-    """--set, --model, --cluster and --nodes of a verb that takes several studies."""
+    """--set, --model, its images, --cluster and --nodes of a verb that takes several studies (`OF_ALL_STUDIES`)."""
     help_text = "As for predict; of all studies."
     nodes = click.option("--nodes", metavar="INTEGER", help=help_text)
     model = click.option("--model", metavar="NAME|FILE", help=help_text)
-    return all_of(set_option(help_text), model, cluster_option(help_text), nodes)(function)
+    return all_of(set_option(help_text), model, image_options, cluster_option(help_text), nodes)(function)
 
 
 _LEFT_OUT = {  # table of a study -> commands that count it, what the others say

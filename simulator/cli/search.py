@@ -21,6 +21,7 @@ from simulator.cli.options import (
     answer_options,
     cluster_option,
     fixed_by,
+    image_options,
     loaded_prices,
     price_options,
     print_answer,
@@ -28,17 +29,18 @@ from simulator.cli.options import (
     quantity,
     set_option,
     strays,
+    texts_of,
 )
 from simulator.cli.progress import StatusLine
 from simulator.formats.drawing import check_picture
 from simulator.formats.study import calibration_named
-from simulator.formats.study.loading import cluster_with
+from simulator.formats.study.loading import cluster_with, model_of
 from simulator.formats.study.provenance import model_notes
+from simulator.formats.study.tables import counts_read
 from simulator.formats.writers.front_plot import Point, write_front_plot
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.parts import MAX_NODES
-from simulator.spec.model import Model
 from simulator.spec.prices import Prices
 from simulator.spec.software.stack import Stack
 from simulator.studies.search import (
@@ -83,6 +85,7 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @click.command("search", help=_HELP)
 @click.option("--model", required=True, metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
 @click.option("--like", metavar="FAMILY", help="Read --model's config.json as of that family (llama, mixtral, ...).")
+@image_options
 @cluster_option(required=True)
 @set_option("Any leaf of cluster or device. May be repeated.")
 @click.option("--nodes", metavar="N[,N...]", help="Numbers of nodes. [the file's; with --max-gpus: doubling up to it]")
@@ -184,7 +187,8 @@ def _study(options: dict[str, Any]) -> SearchStudy:
     model = cluster = calibration = None
     fixed: dict[str, tuple[object, ...]] = {}
     with Collected(faults):
-        model = Model.load(options["model"], options["like"])
+        model = model_of(counts_read(texts_of(options, "model", "like", "images", "image_size")), ())
+        assert model is not None
         for note in model_notes(model):
             print_status(f"shardwise: {note}")
     with Collected(faults):

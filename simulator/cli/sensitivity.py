@@ -17,6 +17,7 @@ from simulator.cli.finite import FiniteRange
 from simulator.cli.goodput import read_run
 from simulator.cli.options import (
     FILE,
+    OF_ALL_STUDIES,
     answer_options,
     loaded_prices,
     of_all_studies,
@@ -90,7 +91,7 @@ def command(
     """Sample the inputs, predict each point, and attribute the variance."""
     failures, left = options.pop("failures"), options.pop("left")
     alternatives = columns_of(studies, variants, settings)
-    flags = texts_of(options, "model", "cluster", "nodes", "tokens_per_step")
+    flags = texts_of(options, *OF_ALL_STUDIES, "tokens_per_step")
     if failures:
         _alone(studies, {**options, "--what-if": variants, "--journal": journal})
         failed = swept(alternatives[0][1], flags, settings, left, CountLine("predictions"))

@@ -13,6 +13,7 @@ from simulator.base.units import format_bytes, format_seconds
 from simulator.memory import MemoryUse
 from simulator.memory.driver_costs import DriverCosts
 from simulator.memory.use import RESERVED_HIGH
+from simulator.parallel.legality import Case, faults
 from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
@@ -205,11 +206,25 @@ def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse) -> str
         return _nearer_experts(lowering, share["exposed:all_to_all"])
     if exposed > 0.1:
         return _less_waiting(lowering, memory, exposed, share.get("exposed:cpu_adam", 0))
-    if share.get("recompute", 0) > 0.05 and room > memory.peak_allocated_bytes // 2:
-        return "memory is left over: recompute less (recompute = selective or every_k) to save its time"
+    less = share.get("recompute", 0) > 0.05 and room > memory.peak_allocated_bytes // 2 and _recomputing_less(lowering)
+    if less:
+        return f"memory is left over: recompute less ({less}) to save its time"
     larger = f"memory is left over: micro_batch_size = {2 * plan.micro_batch_size} makes larger, faster kernels"
     dominates = "compute dominates: a faster attention kernel or compiled blocks (--stack) is what is left"
     return larger if room > memory.peak_allocated_bytes else dominates
+
+
+def _recomputing_less(lowering: Lowering) -> str:
+    """The ways to recompute less that plan and model can take."""
+    plan, more = lowering.plan, 2 * lowering.plan.recompute.every
+    ways: dict[str, dict[str, object]] = {
+        "recompute = none": {"recompute": "none"},
+        "recompute = selective": {"recompute": "selective"},
+        f"every_k with recompute_every = {more}": {"recompute": "every_k", "recompute_every": more},
+    }
+    only = slice(0, 1) if plan.recompute.mode == "selective" else slice(1, 3)
+    cases = {way: Case(plan=plan.copy_with(**keys), model=lowering.model) for way, keys in [*ways.items()][only]}
+    return " or ".join(way for way, case in cases.items() if not faults(case))
 
 
 def fitting(remedies: Sequence[Remedy] | None, num_devices: int) -> str:

@@ -45,6 +45,13 @@ def test_the_text_shows_the_best_first(capsys: pytest.CaptureFixture[str]) -> No
     assert "GPU time a million tokens" in out  # what they are ordered by
 
 
+def test_the_command_of_a_page_has_options_that_predict_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--model", "qwen2.5-vl-7b", "--image-size", "672", "--cluster", "hgx-h100-8", "--set", "plan.seq_len=2048")
+    code, found = _json(capsys, "explore", *words, "--vary", "nodes=1", "--jobs", "1")
+    assert code == 0
+    assert main([*found["command"][1:], "--json"]) in (0, 4)
+
+
 def test_faults_of_axes_are_told_together(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*BASE, "--vary", "tq=1", "--vary", "plan.zero", "--vary", "nodes=1", "--vary", "nodes=2"]) == 3
     told = capsys.readouterr().err

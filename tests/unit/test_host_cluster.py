@@ -132,6 +132,16 @@ def test_saving_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "--save node.toml" in capsys.readouterr().err
 
 
+def test_a_saved_host_s_network_is_none_that_somebody_measured(tmp_path: Path) -> None:
+    """Of the usual machine's network sweeps were published; what joins this host's cards nobody knows."""
+    matrix = "\tGPU0\tGPU1\tNIC0\nGPU0\t X \tNV12\tPXB\nGPU1\tNV12\t X \tPXB\nNIC0\tPXB\tPXB\t X \n"
+    (tmp_path / "topo.txt").write_text(matrix)
+    assert Cluster.load("dgx-a100-80-8").fabric.confirmed
+    found = read_source(str(tmp_path / "topo.txt"))
+    assert isinstance(found, Host)
+    assert not cluster_of(found, "a100-sxm4-80gb").fabric.confirmed
+
+
 def test_a_switch_that_leaves_a_gpu_out_is_no_cluster(tmp_path: Path) -> None:
     matrix = tmp_path / "m.txt"
     matrix.write_text(MATRIX.format("SYS"))

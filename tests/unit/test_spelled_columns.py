@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from simulator.base.errors import ClusterError, TableError
 from simulator.formats.readers.measured_table import read_measured
 from simulator.formats.readers.runs_table import COLUMNS
-from simulator.formats.readers.spelled_columns import names, own_names, plain
+from simulator.formats.readers.spelled_columns import advice, names, own_names, plain
 from simulator.spec.cluster.device import Device
+from simulator.studies import backtest
 from simulator.studies.backtest.evaluate import evaluate_row
 from simulator.studies.backtest.measured import step_seconds
+from simulator.studies.backtest.report import BacktestReport
 from simulator.studies.backtest.resolve import resolve
 from simulator.studies.backtest.rows import BadRow, RunRow, Table
+from simulator.studies.backtest.text import render
 
 HEADER = "Model,GPU,# GPUs,Seq Len,MBS,GBS,Precision"
 CELLS = "Llama-3-8B,H100 SXM,8,4096,1,64,BF16"
@@ -133,6 +138,110 @@ def test_an_unknown_model_is_named_with_the_nearest(tmp_path: Path) -> None:
     assert "no preset is called 'lama3-8b' (did you mean llama3-8b" in outcome.reason
 
 
+def test_what_would_be_right_for_an_unknown_model_is_what_a_table_can_say(tmp_path: Path) -> None:
+    """A table has no column for the path of a model's file, which other commands take."""
+    header = "model,gpu,n_gpus,seq,mbs,gbs,step_time_s"
+    outcome = evaluate_row(row(tmp_path, header, "palm-8b,H100,8,2048,1,32,3"))
+    assert outcome.reason is not None
+    assert "the sizes in their columns" in outcome.reason
+    assert "the path of" not in outcome.reason
+
+
+_OWN_DEVICE = """
+name = "own-8"
+gpus_per_node = 8
+device = {name = "Own1", architecture = "hopper", memory_bytes = "96GB", memory_bytes_per_s = "2.4TB/s", num_sms = 100, \
+power_w = 600, peak_flop_per_s = {fp32 = "50TFLOP/s", bf16 = "400TFLOP/s"}}
+[intra]
+kind = "nvlink4"
+shape = "switch"
+bytes_per_s = "262GB/s"
+[host]
+kind = "pcie4"
+bytes_per_s = "31GB/s"
+"""
+
+
+def test_a_device_that_nobody_knows_comes_by_a_cluster_file(tmp_path: Path) -> None:
+    """Its own peak is the one that an MFU is of."""
+    machine = tmp_path / "own.toml"
+    machine.write_text(_OWN_DEVICE)
+    header = "model,machine,n_gpus,seq,mbs,gbs,mfu_percent"
+    outcome = evaluate_row(row(tmp_path, header, f"llama2-7b,{machine},8,4096,1,8,40"))
+    assert (outcome.status, outcome.reason) == ("ok", None)
+    run = resolve(row(tmp_path, header, f"llama2-7b,{machine},8,4096,1,8,40"))
+    flop = 8 * 4096 * (6 * run.model.num_matmul_parameters + 12 * 32 * 4096 * 4096)
+    assert outcome.measured_step_s == pytest.approx(flop / (0.4 * 400e12 * 8))
+
+
+@pytest.mark.parametrize(
+    ("framework", "stack", "described"),
+    [
+        ("TRL SFTTrainer", "transformers-2024", True),
+        ("veScale", "torch-2.4-eager", False),
+        ("", "torch-2.4-eager", False),
+    ],
+)
+def test_the_answer_says_which_software_it_assumed(
+    tmp_path: Path, framework: str, stack: str, *, described: bool
+) -> None:
+    header = "framework,model,gpu,n_gpus,seq,mbs,gbs,step_time_s"
+    report = backtest.run(read(tmp_path, header, f"{framework},llama2-7b,H100,8,2048,1,8,3"))
+    (one,) = report.outcomes
+    assert (one.stack, one.described) == (stack, described)
+    assert report.as_json()["rows"][0]["stack"] == stack
+    shown = _shown(report)
+    assert f"{framework or 'not stated'}: {stack}" in shown
+    assert ("no stack describes it" in shown) == (framework == "veScale")
+
+
+def test_a_refusal_says_why_beside_its_kind(tmp_path: Path) -> None:
+    header = "model,gpu,n_gpus,seq,mbs,gbs,step_time_s"
+    report = backtest.run(read(tmp_path, header, "llama2-7b,Gaudi2,8,2048,1,8,3", "llama2-7b,TPU v5e,8,2048,1,8,3"))
+    assert "2  cluster refused (line 2: device: 'Gaudi2' is no GPU" in _shown(report)
+
+
+def test_a_bad_line_without_an_id_is_named_once(tmp_path: Path) -> None:
+    report = backtest.run(read(tmp_path, f"{HEADER},step_time_s", f"{CELLS},x", f"{CELLS},"))
+    assert "line 2: bad: step_time_s: 'x' is not" in _shown(report)
+    assert "line 3: bad: metric: nothing was measured" in _shown(report)
+
+
+def _shown(report: BacktestReport) -> str:
+    console = Console(width=400, file=io.StringIO())
+    console.print(render(report))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("column", "own"),
+    [
+        ("Chip", "gpu"),
+        ("# Chips", "n_gpus"),
+        ("Chips per host", "gpus_per_node"),
+        ("Run name", "id"),
+        ("Remat", "act_ckpt"),
+        ("attn_impl", "flash_attn"),
+        ("Framework (version)", "framework"),
+    ],
+)
+def test_columns_as_programs_for_other_chips_call_them(column: str, own: str) -> None:
+    assert own_names([column], COLUMNS) == [own]
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        ("Days to train", "step_time_s"),
+        ("GPU hours", "step_time_s"),
+        ("HFU (%)", "mfu_percent"),
+        ("Params (B)", "model_name"),
+    ],
+)
+def test_a_column_that_says_too_little_is_told_what_would_be_right(column: str, says: str) -> None:
+    assert says in (advice(column) or "")
+
+
 @pytest.mark.parametrize("sign", [";", "\t"])
 def test_a_table_with_other_separators_is_told_so(tmp_path: Path, sign: str) -> None:
     with pytest.raises(TableError, match="commas between columns"):
@@ -153,7 +262,25 @@ def test_every_name_in_the_file_is_plain_and_means_one_thing() -> None:
     assert len(set(every)) == len(every)
 
 
-@pytest.mark.parametrize("name", ["TPU v5e", "v6e", "Gaudi2", "trn1.32xlarge", "Trainium2", "Ascend 910B"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TPU v5e",
+        "v6e",
+        "Gaudi2",
+        "trn1.32xlarge",
+        "Trainium2",
+        "Ascend 910B",
+        "v5litepod-256",
+        "v5p-128",
+        "Hygon DCU K100",
+        "Kunlun P800",
+        "MLU370",
+        "MTT S4000",
+        "Apple M2 Ultra",
+        "Intel Max 1550",
+    ],
+)
 def test_accelerators_that_are_no_gpus_are_named(name: str) -> None:
     with pytest.raises(ClusterError, match="is no GPU: accelerators of other kinds are not modelled"):
         Device.resolve(name)

@@ -243,6 +243,53 @@ def test_flags_say_how_many_images_and_of_what_size(tmp_path: Path, capsys: pyte
     )
 
 
+def test_other_commands_take_the_same_images(capsys: pytest.CaptureFixture[str]) -> None:
+    """predict, compare, sensitivity and search give the same plan with the same images the same step."""
+    model = ("--model", "qwen2.5-vl-7b", "--images", "2", "--image-size", "672")
+    plan = ("plan.seq_len=4096", "plan.stack=torch-2.11-eager", "plan.reshard_after_forward=true")
+    asked = (*model, *(word for one in plan for word in ("--set", one)))
+
+    def answer(*words: str) -> Any:
+        assert main([*words, "--json"]) == ExitCode.OK
+        return json.loads(capsys.readouterr().out)
+
+    alone = answer("predict", *asked)
+    compared = answer("compare", *asked, "--what-if", "model.tower.images=0", "--no-ablations")["subjects"]
+    assert compared[0]["step_s"] == alone["step_s"] > compared[1]["step_s"]
+    speed = "cluster.inter.nic_bytes_per_s=200Gb/s..400Gb/s"  # of no use on one node
+    sampled = answer("sensitivity", *asked, "--vary", speed, "--no-errors", "--samples", "8")
+    assert sampled["now"][0] == pytest.approx(1e6 * alone["step_s"] / alone["tokens_per_step"])
+    batch = ("--cluster", "hgx-h100-8", "--seq-len", "4096", "--global-batch", "8", "--stack", "torch-2.11-eager")
+    same = ("--fix", "recompute=none", "--fix", "zero=3", "--fix", "dp_replicate=1", "--fix", "data_parallel=fsdp2")
+    same = (*same, "--fix", "micro_batch_size=1", "--fix", "reshard_after_forward=true", "--jobs", "1")
+    found = answer("search", *model, *batch, *same)
+    assert found["plans"][0]["step_s"] == pytest.approx(alone["step_s"])
+    assert main(["search", "--model", "llama3-8b", "--images", "2", *batch]) == ExitCode.BAD_INPUT
+    assert "--images: llama3-8b has no tower for images that is read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "ways"),
+    [
+        ("llama3-8b", "recompute = selective or every_k with recompute_every = 2"),
+        ("qwen2.5-vl-7b", "recompute = selective"),
+    ],
+)
+def test_words_name_only_what_the_plan_can_take_and_change(
+    capsys: pytest.CaptureFixture[str], model: str, ways: str
+) -> None:
+    """A tower refuses every_k, and every first layer recomputed is full recomputation."""
+    flags = ("--model", model, "--cluster", "hgx-h200-8", "--set", "plan.seq_len=4096", "--json")
+    assert main(["predict", *flags, "--recompute", "full"]) == ExitCode.OK
+    full = json.loads(capsys.readouterr().out)
+    assert full["suggestion"] == f"memory is left over: recompute less ({ways}) to save its time"
+    for way in ways.split(" or "):
+        mode, _, every = way.removeprefix("recompute = ").partition(" with recompute_every = ")
+        assert main(["predict", *flags, "--recompute", mode, "--recompute-every", every or "1"]) == ExitCode.OK
+        less = json.loads(capsys.readouterr().out)
+        assert less["step_s"] < full["step_s"]
+
+
 def test_a_server_encodes_a_request_s_images_before_its_prompt() -> None:
     """The first piece of a prompt takes longer by its images, twice as many of them by about twice; weights are held besides."""
     model, cluster = Model.load("qwen2.5-vl-7b"), Cluster.load("hgx-h100-8", 1)

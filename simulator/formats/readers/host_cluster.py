@@ -57,7 +57,7 @@ def cluster_of(host: Host, device_name: str, num_nodes: int = 1) -> Cluster:
         "device": device,
         "num_nodes": num_nodes,
         "gpus_per_node": len(host.gpus),
-        "fabric": usual.fabric,
+        "fabric": usual.fabric.model_copy(update={"confirmed": False}),  # nobody measured the network of this host
         "sources": {"host": f"assumed: as in {usual.name}"},
     }
     data["host"] = _pcie_link(host, usual.host_link, data["sources"])

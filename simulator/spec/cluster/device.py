@@ -30,7 +30,7 @@ _MEMORY = re.compile(r"\b(\d{1,6}) ?(?:gib|gb|g)\b|(?<=\w )(\d{2,3}) *$")  # `A1
 _POWER = re.compile(r"\b(\d{1,6}) ?w\b")
 _SERIES = re.compile(r"\b(g?rtx|gtx|quadro)(?=\d)")  # written together with what comes behind it
 _NO_GPU = re.compile(
-    r"\btpu|\bv[2-6][ep]\b|gaudi|habana|\bhpu\b|trainium|\btrn[12]|inferentia|\binf[12]\.|ascend|\b910[abc]?\b|cerebras|\bipu\b",
+    r"\btpu|\bv[2-6][ep]\b|gaudi|habana|\bhpu\b|trainium|\btrn[12]|inferentia|\binf[12]\.|ascend|\b910[abc]?\b|cerebras|\bipu\b|\bv[2-6](?:litepod|p)?-\d|\bdcu\b|hygon|kunlun|cambricon|\bmlu\d|\bmtt\b|\bapple\b|\bintel\b",
     re.IGNORECASE,
 )
 _TOLERANCE = 0.08  # marketing counts GB or GiB, with or without what ECC and the driver keep
@@ -118,7 +118,9 @@ class Device(Strict):
         if found is None:
             if _NO_GPU.search(alias):
                 problem = f"{alias!r} is no GPU: accelerators of other kinds are not modelled"
-                raise ClusterError.at("device", problem, "a GPU of NVIDIA or AMD, or a device's .toml with its numbers")
+                raise ClusterError.at(
+                    "device", problem, "a GPU of NVIDIA or AMD, or a cluster file whose `device` states its numbers"
+                )
             known = {*device_names(), *(a for aliases in _aliases().values() for a in aliases)}
             raise ClusterError.at(
                 "device",

@@ -12,11 +12,10 @@ from itertools import product
 from math import prod
 from typing import Any, Final
 
-from simulator.spec.cluster import Cluster
-from simulator.spec.cluster.device import Device
 from simulator.spec.plan.traits import implementation_names, traits_of
 from simulator.spec.software.described import Described, Nature, named_in
 from simulator.spec.software.stack import Stack
+from simulator.studies.backtest.measured import device_of
 from simulator.studies.backtest.models import with_sizes
 from simulator.studies.backtest.notes import shows_fused, worded
 from simulator.studies.backtest.rows import RunRow
@@ -60,9 +59,9 @@ def _tiled(row: RunRow, nature: Nature) -> bool:
 
     Kernels of Transformer Engine's kind begin with Ampere; and models were split in fp16 on GPUs with bf16 before there were any.
     """
-    if row.flash_attn or nature != "fused" or not row.gpu:
+    if row.flash_attn or nature != "fused" or not (row.gpu or row.machine):
         return row.flash_attn != "n"
-    return row.precision != "fp16" and Device.load(row.gpu).half == "bf16"
+    return row.precision != "fp16" and device_of(row).half == "bf16"
 
 
 def filled_rows(row: RunRow) -> tuple[RunRow, ...]:
@@ -184,7 +183,7 @@ def counted(row: RunRow) -> RunRow:
 
 def _with_gpu(row: RunRow) -> RunRow:
     """The GPU of the machine that it names."""
-    return replace(row, gpu=Cluster.load(row.machine).device.name) if row.machine and not row.gpu else row
+    return replace(row, gpu=device_of(row).name) if row.machine and not row.gpu else row
 
 
 def _with_degrees(row: RunRow) -> RunRow:
@@ -203,4 +202,4 @@ def _with_degrees(row: RunRow) -> RunRow:
 
 def _with_precision(row: RunRow) -> RunRow:
     """A blank precision is mixed 16-bit, bf16 or fp16 by the row's GPU."""
-    return replace(row, precision=row.precision or (Device.load(row.gpu).half if row.gpu else "bf16"))
+    return replace(row, precision=row.precision or (device_of(row).half if row.gpu else "bf16"))

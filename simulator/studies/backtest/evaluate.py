@@ -68,6 +68,7 @@ def _started(row: RunRow) -> RowOutcome:
         measured_memory_bytes=memory_bytes(row),
         measured_oom=row.mem_metric == "oom",
         unread=row.unread,
+        framework=row.framework,
     )
 
 
@@ -110,6 +111,8 @@ def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
         open=found.hangs_on,
         work=work_of(run),
         unmodelled=run.unmodelled,
+        stack=run.stack.name,
+        described=run.stack.known == "described",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.studies.backtest.outcome import RefusedError
@@ -32,6 +33,11 @@ class NoStepTimeError(RefusedError):
         self.kind = "metric"
 
 
+def device_of(row: RunRow) -> Device:
+    """The device of the machine that the row names, else of its GPU's name. Raises ClusterError."""
+    return Cluster.load(row.machine).device if row.machine else Device.load(row.gpu)
+
+
 def step_seconds(row: RunRow, num_devices: int, convention: FlopConvention, model: Model) -> float | None:
     """Seconds a step; None if the row has no metric. Raises NoStepTimeError."""
     if row.metric is None or row.value is None:
@@ -49,9 +55,7 @@ def step_seconds(row: RunRow, num_devices: int, convention: FlopConvention, mode
         return tokens / row.value
     if row.metric == "tokens_per_s_per_gpu":
         return tokens / (row.value * num_devices)
-    speed = row.value * (
-        Device.load(row.gpu).peak(_UNITS.get(row.precision, row.precision)) if row.metric == "mfu" else 1e12
-    )
+    speed = row.value * (device_of(row).peak(_UNITS.get(row.precision, row.precision)) if row.metric == "mfu" else 1e12)
     return _model_flop(row, tokens, convention, model) / (speed * num_devices)
 
 

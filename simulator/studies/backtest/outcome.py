@@ -136,6 +136,7 @@ class RowOutcome:
     kind: what a refusal is counted as. duplicate_of: id of an earlier row with the same run and the same figures.
     fits: the predicted verdict; None too where it hangs on what the row does not state. open: how blanks of the row were filled, where that leaves a choice. measured_oom: the table says that the run did not fit. moments: of a tracked step, by name.
     unmodelled: options that the row states and the prediction does not hold. unread: what it says in words that nobody knows.
+    framework: as the row names its software. stack: what it was predicted with; described: that is a stack of this software.
     """
 
     id: str
@@ -161,6 +162,9 @@ class RowOutcome:
     moments: Mapping[str, Moment] = field(default_factory=dict)
     unmodelled: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    framework: str = ""
+    stack: str = ""
+    described: bool | None = None
 
     @property
     def mfu_predicted(self) -> float | None:

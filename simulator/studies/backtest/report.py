@@ -53,7 +53,7 @@ _COLUMNS: Final = (
     *("id", "line", "status", "reason", "source", "gpu", "precision"),
     *("predicted_step_s", "low_step_s", "high_step_s", "measured_step_s"),
     *("mem_metric", "predicted_memory_bytes", "measured_memory_bytes", "fits", "open", "mfu_predicted", "mfu_measured"),
-    *("duplicate_of", "moments", "unmodelled", "unread"),
+    *("duplicate_of", "moments", "unmodelled", "unread", "stack", "described"),
 )
 
 

@@ -10,7 +10,7 @@ from math import ceil, prod
 from typing import Any, Final
 
 from simulator.base.errors import PlanError, StackError
-from simulator.base.schema import merged
+from simulator.base.schema import merged, nearest
 from simulator.parallel.legality import check
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
@@ -18,7 +18,7 @@ from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.hosts import usual_host
 from simulator.spec.cluster.measured import Bandwidth
 from simulator.spec.model import Model
-from simulator.spec.model.files import unknown_model
+from simulator.spec.model.files import preset_names
 from simulator.spec.plan import Plan
 from simulator.spec.plan.traits import traits_of
 from simulator.spec.software.described import Described, named_in
@@ -95,8 +95,12 @@ def _blanks(row: RunRow) -> Iterator[tuple[str, str]]:
     needed = [*_NEEDED, *(["top_k"] if (row.n_experts or 1) > 1 else [])]
     blank = [c for c in needed if getattr(row, c) in (None, "")]
     if blank:
-        unknown = str(unknown_model(row.model_name)) if row.model_name and preset_of(row) is None else ""
-        yield f"{', '.join(blank)} blank", unknown or "no rule fills it"
+        near = "; or ".join(filter(None, (nearest(row.model_name, preset_names()), "the sizes in their columns")))
+        unknown = row.model_name and preset_of(row) is None
+        yield (
+            f"{', '.join(blank)} blank",
+            f"no preset is called {row.model_name!r} ({near})" if unknown else "no rule fills it",
+        )
     if not row.gpu:
         yield "gpu blank", "no rule fills it"
     degrees = {"tp": row.tp or 1, "pp": row.pp or 1, "cp": row.cp or 1}
@@ -295,12 +299,7 @@ def _measured(attention: AttentionBackend, device: Device) -> bool:
     stated = attention.forward_efficiency or attention.backward_efficiency
     if stated:
         return device.architecture in stated
-    return any(attention.kernel in curve.kernels for curve in _calibration(device.name).attention)
-
-
-@cache
-def _calibration(device: str) -> Calibration:
-    return Calibration.for_device(Device.load(device))
+    return any(attention.kernel in curve.kernels for curve in Calibration.for_device(device).attention)
 
 
 # Families whose layers are not softmax attention over the past, by their papers or config.json

@@ -20,6 +20,7 @@ from simulator.studies.backtest.scores import ErrorScore
 from simulator.studies.backtest.serving import ServingGroup, ServingReport
 
 _MAX_LISTED = 20
+_SHOWN = 300  # letters of a reason
 _ERROR = "|predicted / measured − 1|"
 
 
@@ -30,11 +31,11 @@ def render(report: BacktestReport) -> RenderableType:
         parts.append(_step_table(report))
     if any(group.memory for group in report.groups):
         parts.append(_memory_table(report))
-    kinds: Counter[str] = sum((Counter(group.refused) for group in report.groups), Counter())
-    refused = _counted("Refused, by the first reason of each row:", kinds)
+    software = _counted("Software, and the stack that it was predicted with:", Counter(map(_software, _played(report))))
     options = Counter(name for outcome in report.outcomes for name in outcome.unmodelled)
     unmodelled = _counted("Stated by predicted rows, and in no prediction:", options)
-    parts += [Text(line) for line in (*refused, *unmodelled, *unread(report), *faulty(report.outcomes))]
+    refused = _refused(report.outcomes)
+    parts += [Text(line) for line in (*software, *refused, *unmodelled, *unread(report), *faulty(report.outcomes))]
     return Lines(*parts)
 
 
@@ -82,8 +83,37 @@ def _counted(title: str, counts: Counter[str]) -> Iterator[str]:
     """Counts, the largest first."""
     if counts:
         yield title
-    for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+    listed = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    for name, count in listed[:_MAX_LISTED]:
         yield f"  {count:5}  {name}"
+    if len(listed) > _MAX_LISTED:
+        yield f"         … and {len(listed) - _MAX_LISTED} more; --json lists all"
+
+
+def _played(report: BacktestReport) -> Iterator[RowOutcome]:
+    return (one for one in report.outcomes if one.stack)
+
+
+def _software(one: RowOutcome) -> str:
+    unknown = "" if one.described else "; no stack describes it: its interval is wider"
+    return f"{one.framework or 'not stated'}: {one.stack}{unknown if one.framework else ''}"
+
+
+def _refused(outcomes: Sequence[RowOutcome]) -> Iterator[str]:
+    """Counts by kind, the largest first, each with the reason of its first row."""
+    rows = [one for one in outcomes if one.status == "refused"]
+    first = {one.kind: one for one in reversed(rows)}
+    kinds = {f"{kind} (line {one.line}: {_detail(one)})": kind for kind, one in first.items()}
+    counts = Counter(one.kind for one in rows)
+    yield from _counted(
+        "Refused, by the first reason of each row:", Counter({text: counts[kind] for text, kind in kinds.items()})
+    )
+
+
+def _detail(one: RowOutcome) -> str:
+    """Its reason without the kind's words, shortened."""
+    detail = (one.reason or "").removeprefix(f"{one.kind}: ")
+    return detail if len(detail) <= _SHOWN else f"{detail[:_SHOWN]} …"
 
 
 def unread(report: BacktestReport) -> Iterator[str]:
@@ -101,8 +131,10 @@ def faulty(outcomes: Sequence[Judged]) -> Iterator[str]:
     """Rows that are bad or failed, the first of them in full."""
     found = [o for o in outcomes if o.status in ("bad", "failed")]
     for outcome in found[:_MAX_LISTED]:
-        name = f"{outcome.id or '(no id)'}: " if isinstance(outcome, RowOutcome) else ""
-        yield f"line {outcome.line}: {outcome.status}: {name}{outcome.reason}"
+        place = f"line {outcome.line}"
+        known = outcome.id if isinstance(outcome, RowOutcome) and outcome.id != place else ""
+        reason = (outcome.reason or "").removeprefix(f"{place}: ")
+        yield ": ".join(filter(None, (place, outcome.status, known, reason)))
     if len(found) > _MAX_LISTED:
         yield f"… and {len(found) - _MAX_LISTED} more; --json lists all"
 
