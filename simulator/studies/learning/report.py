@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.base.errors import StackError
+from simulator.base.errors import StackError, listed
 from simulator.base.units import format_bytes, format_seconds
 from simulator.predict import memory_of
 from simulator.spec.calibration.learned import ADDED, CoefficientName, Learned
@@ -190,7 +190,7 @@ def lines(report: LearningReport) -> Iterator[str]:
         figures = f"{format_bytes(memory.predicted_bytes)} predicted, {format_bytes(memory.measured_bytes)} measured ({memory.metric})"
         yield f"memory of {memory.id}: {figures}, {off}; nothing is learned of memory"
     yield from _contradictions(report)
-    yield from (f"not used: {one.id}: {one.reason}" for one in report.refused)
+    yield from (f"not used: {one}" for one in listed([f"{one.id}: {one.reason}" for one in report.refused]))
     if report.next is not None:
         yield from _next(report.next)
 
