@@ -89,7 +89,8 @@ def _played(server: Server) -> tuple[tuple[ServedRun, ...], Batch]:
 
     A closed loop is played in several ways, the likeliest first, since a table leaves open what decides how long its users
     wait. Users whose answers are equally long stay in step for ever, and wait for each other's prompts; a few per cent of
-    difference part them. Launches give a step more tokens or fewer, and the cache more memory or less. So is a load whose lengths
+    difference part them. Launches give a step more tokens or fewer, and the cache more memory or less; of an
+    engine that nobody described prompts may come first. So is a load whose lengths
     are means: all as long as that, or some much longer.
     """
     deployed, load = deployed_once(server), server.load
