@@ -183,7 +183,7 @@ def test_traces_of_chat_services_are_read_as_they_were_published(tmp_path: Path)
 def test_dates_that_are_none_are_refused(tmp_path: Path, date: str) -> None:
     trace = tmp_path / "t.csv"
     trace.write_text(f"timestamp,prompt_tokens,output_tokens\n{date},374,44\n")
-    with pytest.raises(TableError, match=r"line 2: arrival_s: .* is (no date and time|not a time in seconds)"):
+    with pytest.raises(TableError, match=r"line 2: arrival_s: .* is not a time"):
         read_arrivals(trace)
 
 

@@ -334,10 +334,7 @@ def _of_users(run: _Run) -> str:
     """What the likeness of a closed loop's answers does to waits."""
     if run.users.count < 2 or run.users.gaps_s or len({request.output_tokens for request in run.requests}) > 1:
         return ""
-    return (
-        "users whose answers are equally long stay in step and wait for each other's prompts: with lengths as they vary "
-        "(docs/reference/inference-file.md, Distributions) first tokens come sooner"
-    )
+    return "users whose answers are equally long stay in step and wait for each other's prompts; lengths that vary part them"
 
 
 ASSUMPTIONS: Final = (
