@@ -545,7 +545,14 @@ def test_torchtune_s_vision_recipes_say_what_of_them_is_left_out(tmp_path: Path)
         "_component_": "torchtune.models.llama3_2_vision.lora_llama3_2_vision_11b", "decoder_trainable": "frozen",
         "encoder_trainable": "lora", "fusion_trainable": "lora", "lora_rank": 8, "lora_attn_modules": ["q_proj"], "image_size": 560,
     }  # fmt: skip
-    draft = read(tmp_path, "a.yaml", model=model, tokenizer={"max_seq_len": 8192}, batch_size=2, optimizer={"_component_": "torch.optim.AdamW"})  # fmt: skip
+    settings = {
+        "model": model,
+        "tokenizer": {"max_seq_len": 8192},
+        "batch_size": 2,
+        "optimizer": {"_component_": "torch.optim.AdamW"},
+    }
+    (tmp_path / "a.yaml").write_text(json.dumps(settings))
+    draft = read_plan(tmp_path / "a.yaml", "torchtune")
     assert not draft.named("unknown")
     left_out = {
         f"model.{name}" for name in ("decoder_trainable", "encoder_trainable", "fusion_trainable", "image_size")
