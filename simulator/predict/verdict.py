@@ -13,7 +13,7 @@ from simulator.base.units import format_bytes, format_seconds
 from simulator.memory import MemoryUse
 from simulator.memory.driver_costs import DriverCosts
 from simulator.memory.use import RESERVED_HIGH
-from simulator.parallel.model_shard import shard_of
+from simulator.parallel.model_shard import shard_of, whole_body
 from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import OWN_ALLOCATOR, STALL, Remedy, Source
@@ -206,10 +206,21 @@ def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse) -> str
     if exposed > 0.1:
         return _less_waiting(lowering, memory, exposed, share.get("exposed:cpu_adam", 0))
     if share.get("recompute", 0) > 0.05 and room > memory.peak_allocated_bytes // 2:
-        return "memory is left over: recompute less (recompute = selective or every_k) to save its time"
+        return _less_recomputed(lowering, room, played.breakdown["recompute"])
     larger = f"memory is left over: micro_batch_size = {2 * plan.micro_batch_size} makes larger, faster kernels"
     dominates = "compute dominates: a faster attention kernel or compiled blocks (--stack) is what is left"
     return larger if room > memory.peak_allocated_bytes else dominates
+
+
+def _less_recomputed(lowering: Lowering, room: int, seconds: float) -> str:
+    """Where memory is left over, to recompute nothing if what the layers then keep of a micro-batch surely has room."""
+    plan, took = lowering.plan, f"about {format_seconds(seconds)} a step"
+    sizes = {block.name: block.saved_bytes - block.input_bytes for block in lowering.blocks.body}
+    kept = sum(sizes[kind] for kind in whole_body(lowering.model, plan))
+    if plan.recompute.mode == "full" and plan.pp == 1 and 1.1 * kept < room:
+        more = f"{format_bytes(kept)} more, of {format_bytes(room)} free"
+        return f"memory is left over: recompute = none keeps {more}, and saves {took}"
+    return f"memory is left over: recompute less (recompute = selective or every_k) to save {took}"
 
 
 def fitting(remedies: Sequence[Remedy] | None, num_devices: int) -> str:
