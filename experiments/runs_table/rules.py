@@ -132,6 +132,7 @@ _EXPERT_RANKS = re.compile(r"\bETP ?=? ?(\d+)\b")
 _DISPATCHERS = (
     (re.compile(r"dispatcher ?[=:] ?\S*(deep-?ep|hybrid-?ep|uccl|nvshmem)", re.IGNORECASE), "deep_ep"),
     (re.compile(r"dispatcher ?[=:] ?all-?gather", re.IGNORECASE), "all_gather"),
+    (re.compile(r"dispatcher ?[=:] ?all-?to-?all", re.IGNORECASE), "all_to_all"),
 )
 _CAPACITY = re.compile(r"expert capacity ([0-9.]+) padded")
 # Megatron-Bridge's apply_moe_token_drop (training/utils/moe_token_drop.py) pads to a capacity of 1 unless told otherwise
