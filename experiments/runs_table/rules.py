@@ -171,9 +171,13 @@ def expert_plan(row: RunRow, rule: FrameworkRule) -> dict[str, object]:
 def _noted_experts(row: RunRow) -> dict[str, object]:
     """Degree and dispatcher that the notes state."""
     degree = _EXPERT_RANKS.search(row.notes)
-    dispatcher = next((word for pattern, word in _DISPATCHERS if pattern.search(row.notes)), None)
-    stated = {"etp": int(degree[1]) if degree else None, "dispatcher": dispatcher}
+    stated = {"etp": int(degree[1]) if degree else None, "dispatcher": noted_dispatcher(row)}
     return {name: value for name, value in stated.items() if value is not None}
+
+
+def noted_dispatcher(row: RunRow) -> str | None:
+    """The one that the notes state, the usual one too."""
+    return next((word for pattern, word in _DISPATCHERS if pattern.search(row.notes)), None)
 
 
 def _layout(row: RunRow) -> dict[str, object]:

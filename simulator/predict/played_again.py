@@ -7,23 +7,26 @@ from typing import Final
 
 from simulator.play.lower import Lowering, lower
 from simulator.predict.confidence import QUEUE, SHEET, WAITING, Z90
-from simulator.predict.play import step_seconds
+from simulator.predict.play import SimulatedStep, play, step_seconds
 from simulator.predict.prediction import NetworkShare
 from simulator.spec.calibration.networks import carrier_of, slow_network
 from simulator.spec.plan import Plan
 
+_EXCHANGE: Final = "all_to_all"
 _FREE: Final = 1e6  # times as fast: what is left of a collective is its latency
 _TENTH_LESS: Final = 0.9
 
 
-def replayed(lowering: Lowering, step_s: float, alone_s: float, *, fold: bool) -> dict[str, float]:
-    """Parts of the interval that a step played again says. alone_s: of the step without what memory adds to it."""
+def replayed(lowering: Lowering, step_s: float, alone: SimulatedStep, *, fold: bool) -> dict[str, float]:
+    """Parts of the interval that a step played again says. alone: the step without what memory adds to it."""
+    alone_s = float(alone.step_s)
     imbalance = _imbalance_sigma(lowering, step_s, fold=fold)
     found = {"imbalance": imbalance} if imbalance else {}
     learned, plan = lowering.calibration.learned, lowering.plan
     if learned is None and plan.experts.overlap and plan.tp * plan.cp > 1:
-        serial = _changed(lowering, plan.copy_with(expert_overlap=False))
-        found[QUEUE] = math.log1p(max(0.0, step_seconds(serial, fold=fold) - alone_s) / step_s) / Z90
+        serial = play(_changed(lowering, plan.copy_with(expert_overlap=False)), fold=fold)
+        hidden_s = serial.communication[_EXCHANGE][0] - alone.communication[_EXCHANGE][0]
+        found[QUEUE] = math.log1p(max(0.0, hidden_s) / step_s) / Z90
     if learned is None and lowering.may_wait_s:
         waiting_s = max(0.0, step_seconds(lowering.waiting(), fold=fold) - alone_s)
         found[WAITING] = math.log1p(waiting_s / step_s) / Z90
