@@ -197,7 +197,6 @@ def search_serving(  # noqa: PLR0913  an option of the command line each
     Raises ArgumentError, PlanError where no layout is legal, or InputError; SearchInterrupted, with what is known, on Ctrl-C.
     """
     base = plan or InferencePlan()
-    base = with_defaults(base, stack or Stack.of(base), cluster.device, model)
     given = {name: tuple(v) if isinstance(v, list | tuple) else (v,) for name, v in (fix or {}).items()}
     faults = [f for name, values in given.items() for f in fix_faults(name, values, f"search_serving(fix=): {name}")]
     if disaggregated not in DISAGGREGATED:

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from simulator.parallel.pipeline import num_positions, position, stage_layers
-from simulator.parallel.pipeline.balance import dealt
+from simulator.parallel.pipeline.layers import dealt
 from simulator.spec.model import Model
 from simulator.spec.model.experts import cuts_rows
 from simulator.spec.plan import Plan

@@ -58,6 +58,11 @@ _MODEL: Final = (
     _model_rule("norm_weight", "a norm without weights", lambda played: not played.model.norm_weight),
     _model_rule("attention_gate", "a gate of attention's result", lambda played: played.model.attention_gate),
     _model_rule("attention_sinks", "attention with sinks", lambda played: played.model.attention_sinks),
+    _model_rule(
+        "bidirectional",
+        "attention without a mask, or a head that reads one token",
+        lambda played: played.model.bidirectional or played.model.num_classes > 0,
+    ),
     _model_rule("global_every", "windowed and global layers in one model", _windows),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,9 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nested, read_toml
 from simulator.base.units import format_duration
 from simulator.cli.extras import with_data_of
-from simulator.cli.goodput_spot import checked_offers, on_spot, spot_options
+from simulator.cli.finite import FiniteRange
 from simulator.cli.options import (
+    all_of,
     answer_options,
     loaded_prices,
     price_options,
@@ -32,21 +34,82 @@ from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.programs import checkpoint_of, place_inputs, place_of, program_at, with_tokens
 from simulator.cli.progress import CountLine
 from simulator.cli.watch import watch_option
+from simulator.formats.readers.spot_table import read_offers
 from simulator.formats.study import Study
 from simulator.formats.study.overrides import literal, parse_overrides
 from simulator.formats.study.tables import flags_above
 from simulator.formats.writers.goodput import SCHEMA_VERSION, report
 from simulator.predict import Prediction, predict
+from simulator.predict.changes import degrees_on
 from simulator.predict.energy import RunEnergy
 from simulator.predict.program import predict_program
 from simulator.spec.prices import Prices
 from simulator.studies.goodput import Goodput, LongRun, goodput
-from simulator.studies.goodput.elastic import Elastic, Offer
+from simulator.studies.goodput.elastic import Elastic, Offer, Size, follow
 from simulator.work.captured.capture import Capture
 from simulator.work.checkpoint import Checkpoint, Saving, loading_s, saving
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+# `shardwise goodput --spot`: the same run on machines that come and go, at prices that change.
+_MOST_SIZES = 64  # each is a prediction, and runs played
+
+
+spot_options = all_of(  # of spot machines
+    click.option("--spot", type=click.Path(path_type=Path), metavar="OFFERS.csv", help="Also on spot machines: hour,price_per_gpu_hour,nodes, a line a change."),
+    click.option("--max-price", type=FiniteRange(0, min_open=True), metavar="DOLLARS", help="With --spot: above it the job pauses."),
+)  # fmt: skip
+
+
+def checked_offers(spot: Path | None, study: Study | None, most_price: float | None) -> tuple[Offer, ...]:
+    """The offers; none without --spot. Raises InputError with every fault."""
+    if spot is None:
+        if most_price is not None:
+            raise click.UsageError("--max-price needs --spot")
+        return ()
+    offers = read_offers(spot)
+    if study is not None and (study.cluster.exceptions or study.cluster.num_nodes == 1):
+        problem = "a job of one node, or of nodes that differ, has no other sizes"
+        raise InputError.at("--spot", problem, "--nodes, several of one kind")
+    return offers
+
+
+def _sizes_offered(offers: tuple[Offer, ...], most: int) -> list[int]:
+    """The numbers of nodes, each of which is played. Raises InputError where they are too many."""
+    wanted = sorted({min(offer.nodes, most) for offer in offers} - {0})
+    if len(wanted) > _MOST_SIZES:
+        problem = f"{len(wanted)} different numbers of nodes, each a run of its own"
+        raise InputError.at("--spot", problem, f"at most {_MOST_SIZES}: round them down")
+    return wanted
+
+
+def on_spot(
+    offers: tuple[Offer, ...],
+    study: Study,
+    answer: Goodput,
+    most_price: float | None,
+    notice_s: float,
+    at_size: Callable[[Study], Goodput | None],
+) -> Elastic:
+    """at_size: the run on other nodes; None where it does not fit there. Raises InputError where no size can run."""
+    most = study.cluster.num_nodes
+    played = {nodes: answer if nodes == most else _at(study, nodes, at_size) for nodes in _sizes_offered(offers, most)}
+    sizes = {nodes: Size.of(nodes, found) for nodes, found in played.items() if found is not None}
+    if not sizes:
+        raise InputError.at("--spot", "no number of nodes that is offered runs the plan", f"{most}")
+    return follow(offers, sizes, answer.tokens, most_price=most_price or inf, notice_s=notice_s)
+
+
+def _at(study: Study, nodes: int, at_size: Callable[[Study], Goodput | None]) -> Goodput | None:
+    """The run with the data-parallel ranks that so many nodes hold, the same batch a rank; None where there are none."""
+    cluster = study.cluster.with_nodes(nodes)
+    degrees = degrees_on(study.plan, cluster.num_devices)
+    try:
+        return at_size(replace(study, cluster=cluster, plan=study.plan.copy_with(**degrees)))
+    except (InputError, ValueError):
+        return None
+
 
 _HELP = """Play a long training run: the predicted step, until something fails, and again.
 

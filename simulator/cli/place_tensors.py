@@ -13,7 +13,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.units import parse_bytes
 from simulator.cli.options import FILE, all_of, also_as_page, print_text, quantity, requested, write_json
 from simulator.formats.study import Study
-from simulator.studies.tensors.table import Node
+from simulator.studies.tensors.assign import Node
 from simulator.work.offload.tiered import POLICIES, Moves, Tensor
 
 OWN: Final = "own"

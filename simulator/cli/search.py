@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import click
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.processes import cores
-from simulator.base.units import format_seconds
+from simulator.base.units import counted, format_seconds, parse_count
 from simulator.cli.finite import FiniteRange
 from simulator.cli.options import (
     FILE,
@@ -22,26 +22,32 @@ from simulator.cli.options import (
     cluster_option,
     fixed_by,
     image_options,
+    loaded_prices,
     price_options,
     print_answer,
     print_status,
+    quantity,
     set_option,
+    strays,
     texts_of,
 )
 from simulator.cli.progress import StatusLine
-from simulator.cli.search_front import refuse_without_front, run_front
+from simulator.formats.drawing import check_picture
 from simulator.formats.study import calibration_named
 from simulator.formats.study.loading import cluster_with, model_of
 from simulator.formats.study.provenance import model_notes
 from simulator.formats.study.tables import counts_read
+from simulator.formats.writers.front_plot import Point, write_front_plot
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.parts import MAX_NODES
+from simulator.spec.prices import Prices
 from simulator.spec.software.stack import Stack
 from simulator.studies.search import (
     OBJECTIVES,
     Dask,
     Engine,
+    Front,
     Interrupted,
     Journal,
     Objective,
@@ -50,7 +56,9 @@ from simulator.studies.search import (
     SearchStudy,
     Serial,
     Space,
+    front,
     render,
+    render_front,
     search_stacks,
     usual_stacks,
 )
@@ -285,3 +293,80 @@ class _ProgressLine:
         """What the survey and the budget take yet, if they go on as they did; a search may end before them."""
         left_s = sum(self._took_s[phase] * (1 / done - 1) for phase, done in self._done.items())
         return f", some {left_s:,.0f} s left" if self._done else ""
+
+
+# `shardwise search --front`: the quickest plan of each number of nodes, time against cost.
+def refuse_without_front(options: dict[str, Any]) -> None:
+    """Raise InputError for options that need --front."""
+    InputError.raise_for(strays(options, ("prices", "price_kind", "run_tokens", "days", "plot"), "--front"))
+
+
+def run_front(
+    study: SearchStudy,
+    options: dict[str, Any],
+    journal: Path | None,
+    engine: Callable[[SearchStudy, dict[str, Any]], Engine],
+    on_progress: Callable[[Progress], None],
+) -> int:
+    """Search every size, print, draw."""
+    prices, tokens = _judged(options)
+    try:
+        found = front(
+            study, lambda one: engine(one, options), journal, prices=prices, run_tokens=tokens, on_progress=on_progress
+        )
+    except Interrupted:
+        return ExitCode.INTERRUPTED
+    days, plot = options["days"], options["plot"]
+    print_answer(
+        "front", lambda: found.as_json() | _enough(found, days), lambda: render_front(found, days), width=WIDTH
+    )
+    if plot is not None:
+        write_front_plot(plot, _points(found), "seconds a step", f"{found.currency} a billion tokens")
+        print_status(f"written to {plot}")
+    return ExitCode.OK if any(row.best is not None for row in found.rows) else ExitCode.DOES_NOT_FIT
+
+
+def _enough(found: Front, days: float | None) -> dict[str, int | float | None]:
+    """The smallest sizes that finish the run in time, as JSON."""
+    if days is None:
+        return {}
+    size, sure = found.enough(days)
+    return {"days": days, "enough_nodes": size.nodes if size else None, "surely_nodes": sure.nodes if sure else None}
+
+
+def _judged(options: dict[str, Any]) -> tuple[Prices | None, int | None]:
+    """Prices and the run's tokens. Raises InputError with every fault, before anything is searched."""
+    faults: list[Fault] = []
+    prices = tokens = None
+    with Collected(faults):
+        prices = loaded_prices(options)
+    with Collected(faults):
+        tokens = None if options["run_tokens"] is None else quantity("--run-tokens", parse_count, options["run_tokens"])
+    if tokens is not None and tokens < 1:
+        faults.append(Fault(place="--run-tokens", problem="a run has at least one token", remedy="--run-tokens 15T"))
+    if options["days"] is not None and options["run_tokens"] is None:
+        faults.append(Fault(place="--days", problem="of what run?", remedy="--run-tokens 15T"))
+    if options["plot"] is not None:
+        with Collected(faults):
+            check_picture(options["plot"], "--plot")
+    if options.get("exported") is not None:
+        problem, remedy = "writes one table of plans, and --front makes several", "--json, or leave out --front"
+        faults.append(Fault(place="--export", problem=problem, remedy=remedy))
+    InputError.raise_for(faults)
+    return prices, tokens
+
+
+def _points(found: Front) -> list[Point]:
+    points = []
+    for row in found.rows:
+        if row.best is None or row.billion_tokens is None:
+            continue
+        o = row.best.outcome
+        assert o.step_s is not None
+        assert o.low_s is not None
+        assert o.high_s is not None
+        label = counted(o.num_devices, "GPU")
+        points.append(
+            Point(label=label, time=o.step_s, low=o.low_s, high=o.high_s, money=row.billion_tokens, best=row.on_front)
+        )
+    return points

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
-from simulator.base.errors import Collected, Fault, InputError
+from simulator.base.errors import Collected, Fault, InputError, PlanError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import more_than_once
 from simulator.cli.compare import columns_of
@@ -23,16 +23,21 @@ from simulator.cli.options import (
     of_all_studies,
     price_options,
     print_answer,
+    print_notes,
     texts_of,
     tokens_option,
 )
+from simulator.cli.programs import is_program
 from simulator.cli.progress import CountLine
-from simulator.cli.sensitivity_failures import swept
 from simulator.cli.sensitivity_study import FIGURES, Figure, SensitivityStudy, identity
+from simulator.formats.study import Study, read_study
+from simulator.play.lower import lowered
+from simulator.predict import memory_of
+from simulator.predict.play import step_seconds
 from simulator.studies.goodput import LongRun
 from simulator.studies.search import Journal
 from simulator.studies.sensitivity import Range, render
-from simulator.studies.sensitivity.failures import render_failures
+from simulator.studies.sensitivity.failures import Failure, Failures, Hurt, failures_of, ranked, render_failures
 from simulator.studies.sensitivity.text import WIDTH
 
 _HELP = """How far a figure, and the choice between alternatives, hang on their inputs.
@@ -182,3 +187,58 @@ def _run(first: Path | None, options: dict[str, Any], faults: list[Fault]) -> Lo
     except InputError as exc:
         faults += [fault for fault in exc.faults if "either tokens or steps" not in fault.problem or tokens]
         return None
+
+
+# `shardwise sensitivity --failures`: each component slowed or lost in turn, ranked by the cost.
+def _of_equal_nodes(file: Path | None, flags: Mapping[str, str], settings: tuple[str, ...]) -> Study:
+    """The study. Raises InputError where one failure at a time has no meaning."""
+    if is_program(file):
+        problem = "a captured program has no plan that could be put on fewer nodes"
+        raise InputError.at("--failures", problem, "a STUDY.toml")
+    study = print_notes(read_study(file, flags, {}, settings))
+    if study.cluster.exceptions:
+        problem = "--failures adds one exception at a time, and there are some already"
+        raise InputError.at("cluster: exceptions", problem, "a cluster of equal nodes")
+    return study
+
+
+def swept(
+    file: Path | None,
+    flags: Mapping[str, str],
+    settings: tuple[str, ...],
+    left: float,
+    on_progress: Callable[[int, int], None],
+) -> Failures:
+    """Simulate every failure. Raises InputError if the study is wrong or its cluster has exceptions of its own."""
+    study = _of_equal_nodes(file, flags, settings)
+    lowering = lowered(*study.parts)
+    step_s = step_seconds(lowering)
+    base, cases = study.plan.tokens_per_step / step_s, list(failures_of(study.plan, study.cluster, left))
+    found = []
+    for done, one in enumerate(cases, 1):
+        found.append(_hurt(one, file, flags, settings, base))
+        on_progress(done, len(cases))
+    return ranked(step_s, base, left, found, fits=memory_of(lowering, quick=True).memory.fit.runs)
+
+
+def _hurt(
+    failure: Failure, file: Path | None, flags: Mapping[str, str], settings: tuple[str, ...], base: float
+) -> Hurt:
+    """The step under a failure: it stops if the remaining GPUs cannot run or hold the plan; unmodelled failures give a reason."""
+    nodes = {"nodes": str(failure.nodes)} if failure.nodes is not None else {}
+    try:
+        study = read_study(file, {**flags, **nodes}, {}, (*settings, *failure.settings))
+        step_s = _step_s(study, holds=failure.nodes is not None)
+    except InputError as exc:
+        gone = failure.nodes is not None
+        reason = "; ".join(fault.problem for fault in exc.faults)
+        return Hurt(failure=failure, step_s=None, lost=1.0 if gone else 0.0, reason=reason)
+    return Hurt(failure=failure, step_s=step_s, lost=1 - study.plan.tokens_per_step / step_s / base)
+
+
+def _step_s(study: Study, *, holds: bool = False) -> float:
+    """Seconds of a step. holds: raise PlanError where it does not fit in memory."""
+    lowering = lowered(*study.parts)
+    if holds and not (usage := memory_of(lowering, quick=True)).memory.fit.runs:
+        raise PlanError.at("memory", f"does not fit on the nodes that are left: {usage.cause}")
+    return step_seconds(lowering)

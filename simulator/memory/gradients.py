@@ -14,7 +14,7 @@ from simulator.work.ops import Block, ModelBlocks
 def whole_table_numel(model: Model, blocks: ModelBlocks) -> int:
     """Elements of the embedding's gradient, where DTensor makes that of the whole table on every rank; else 0."""
     numel = blocks.embedding.ops[0].parameter_numel
-    return numel if numel > model.vocab_size * model.d_model else 0
+    return numel if numel > model.vocab_size * model.d_model and not model.patch_numel else 0
 
 
 def reentrant_input_bytes(blocks: ModelBlocks, plan: Plan, stack: Stack) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from simulator.base.fit import Fit
 from simulator.base.sums import summed
 from simulator.memory import MemoryUse, simulate_memory
-from simulator.parallel.shard_shares import shard_shares
+from simulator.parallel.model_shard import shard_shares
 from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import KindUse

@@ -20,8 +20,7 @@ from simulator.work.captured.kernels import priced
 from simulator.work.captured.meetings import lattice
 from simulator.work.captured.tensors import CapturedTensor
 from simulator.work.collectives import choose
-from simulator.work.recorded.recording import RecordedOp, Recording
-from simulator.work.recorded.schedule import scheduled
+from simulator.work.recorded.recording import RecordedOp, Recording, scheduled
 
 BY_SHAPE, BY_FLOP, BY_BYTES = "by its shapes", "by the devices' peak FLOP/s", "by the devices' memory bandwidth"
 AS_IT_WAS, BY_FABRIC, BY_VOLUME = "as recorded", "by the collective model", "by the bytes of its ring"

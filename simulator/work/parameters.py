@@ -134,11 +134,11 @@ def model_flop(model: Model, plan: Plan) -> int:
         frozen_numel = sum(_per_token(model, *one) for one in model.parameter_shapes(kind) if not peft.trains(one[0]))
         saved += count * frozen_numel * (2 if still else 1)
         idle += count * still
-    if plan.peft.any and not plan.peft.at(None).trains("lm_head.weight"):
+    if plan.peft.any and not model.num_classes and not plan.peft.at(None).trains("lm_head.weight"):
         saved += model.vocab_size * model.d_model
     seen = model.tower_flop
     of_one = (model.model_flop_per_sequence(plan.attended_len) - 3 * seen) * plan.seq_len // plan.attended_len
-    attention = of_one - 6 * model.num_matmul_parameters * plan.seq_len
+    attention = of_one - 6 * (model.num_matmul_parameters * plan.seq_len + model.numel_per_sequence)
     spared = 2 * attention * idle // (3 * model.num_layers)
     seen *= 3 if plan.peft.trains(TOWER_WEIGHT) else 1
     return (of_one - 2 * saved * plan.seq_len - spared + seen) * plan.global_batch_size

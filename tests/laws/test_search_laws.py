@@ -18,9 +18,8 @@ from simulator.spec.model.hybrid import Mamba
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.studies.search import SearchStudy, Space
-from simulator.studies.search.context import SearchContext
+from simulator.studies.search.context import ModelShards, SearchContext
 from simulator.studies.search.memory_floor import MemoryFloor
-from simulator.studies.search.shards import ModelShards
 from simulator.studies.search.space import Pruned
 from simulator.studies.search.survey import Surveyor
 from simulator.studies.search.time_floor import TimeFloor

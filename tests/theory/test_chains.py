@@ -12,8 +12,8 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.nccl import Nccl
 from simulator.work.collectives.call import Call
-from simulator.work.collectives.chains import chain_fill_s
 from simulator.work.collectives.cost import call_of, collective_s
+from simulator.work.collectives.latency import chain_fill_s
 from simulator.work.collectives.proxy_messages import crowd, sliced
 from simulator.work.script import communication, pieces, resident_bytes
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simulator.base.kernels import Gemm
 from simulator.parallel.model_shard import shard_of
-from simulator.parallel.pipeline.balance import by_cost
+from simulator.parallel.pipeline.layers import by_cost
 from simulator.play.lower import Lowering, lower
 from simulator.predict import memory_of
 from simulator.predict.play import play

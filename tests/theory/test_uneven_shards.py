@@ -9,7 +9,7 @@ import pytest
 from simulator import Cluster, Model, Plan, predict
 from simulator.base.errors import PlanError
 from simulator.parallel.legality import check
-from simulator.parallel.shard_shares import shard_shares
+from simulator.parallel.model_shard import shard_shares
 from simulator.spec.cluster.gpu_kinds import GpuKinds
 from simulator.work.script import communication, resident_tensors, units
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import tomllib
 from contextlib import suppress
 from pathlib import Path

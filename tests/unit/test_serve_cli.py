@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,40 @@ def test_every_fault_of_a_trace_is_told_by_line(tmp_path: Path) -> None:
     lines = [3, 5, 5, 6, 7, 8]
     assert len(told) == len(lines)
     assert all(f"line {line}:" in text for line, text in zip(lines, told, strict=True))
+
+
+def test_what_an_overloaded_server_is_told_to_do_can_be_done(capsys: pytest.CaptureFixture[str]) -> None:
+    """More engines than the cluster's GPUs take more nodes, which the advice names."""
+    asked = ["serve", "--model", "llama3.2-1b", "--cluster", "hgx-h100-8", "--rate", "2000", "--requests", "100"]
+    assert main([*asked, "--json"]) == ExitCode.OK
+    told = json.loads(capsys.readouterr().out)
+    assert told["verdict"] == "overloaded"
+    advice = dict(part.split(" = ") for part in re.findall(r"(?:dp|nodes) = \d+", told["suggestion"]))
+    assert int(advice["dp"]) > 8
+    followed = [*asked, *(word for name, number in advice.items() for word in (f"--{name}", number)), "--json"]
+    assert main(followed) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["verdict"] != "overloaded"
+
+
+def test_traces_of_chat_services_are_read_as_they_were_published(tmp_path: Path) -> None:
+    """Dates, other names of the columns, and columns that a request has no use for."""
+    trace = tmp_path / "t.csv"
+    dates = ("2023-12-31 23:59:59.7500000", "2024-01-01T02:00:00.5+02:00")
+    trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{dates[0]},374,44\n{dates[1]},396,109\n")
+    told = [(r.arrival_s, r.prompt_tokens, r.output_tokens) for r in read_arrivals(trace)]
+    assert told == [(0.0, 374, 44), (0.75, 396, 109)]
+    header = "Timestamp,Model,Request tokens,Response tokens,Total tokens"
+    trace.write_text(f"{header}\n5,a chat,472,18,490\n45.5,another,1087,230,1317\n")
+    told = [(r.arrival_s, r.prompt_tokens, r.output_tokens) for r in read_arrivals(trace)]
+    assert told == [(0.0, 472, 18), (40.5, 1087, 230)]
+
+
+@pytest.mark.parametrize("date", ["2023-13-01 00:00:00", "2023-01-01", "2023-01-01 24:61:00", "01/02/2023 10:00"])
+def test_dates_that_are_none_are_refused(tmp_path: Path, date: str) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text(f"timestamp,prompt_tokens,output_tokens\n{date},374,44\n")
+    with pytest.raises(TableError, match=r"line 2: arrival_s: .* is (no date and time|not a time in seconds)"):
+        read_arrivals(trace)
 
 
 @pytest.mark.parametrize("text", ["", "arrival_s,prompt_tokens\n1,2\n", "arrival_s,prompt_tokens,output_tokens\n"])

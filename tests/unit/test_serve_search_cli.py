@@ -17,8 +17,10 @@ from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
 from simulator.spec.prices import Prices
 from simulator.studies.search.driver import Progress
+from simulator.studies.serving import with_defaults
 from simulator.studies.serving_search import SearchInterrupted, ServingSearch, ServingSearchReport
 from simulator.studies.serving_search import search_serving as find_plans
+from simulator.studies.serving_search.answers import degrees_of
 from simulator.studies.serving_search.space import layouts
 from simulator.studies.serving_search.text import render
 
@@ -185,6 +187,29 @@ def small(**changes: Any) -> ServingSearch:
         max_gpus=2,
     )
     return replace(usual, **changes)
+
+
+def test_what_an_engine_sets_by_degrees_or_weights_is_that_of_each_layout() -> None:
+    """As `serve` has it for the same flags; it is no setting of the plan's. What is stated holds for all."""
+
+    def searched(name: str, fixed: dict[str, tuple[Any, ...]], **stated: Any) -> dict[int, InferencePlan]:
+        stack = Stack.load(name)
+        plan = InferencePlan(stack=name, **stated)
+        study = small(stack=stack, plan=plan, fixed={"pp": (1,)} | fixed, max_gpus=4, disaggregated="no")
+        found = find_plans(study)
+        assert not any(
+            "gpu_memory_utilization" in degrees_of(row.answer.plan, study) for row in found.rows if not stated
+        )
+        return {row.answer.plan.tp: row.answer.plan for row in found.rows}
+
+    model, device = Model.load("llama3.2-1b"), Cluster.load("hgx-h100-8").device
+    found = searched("sglang-2025", {"tp": (1, 4)})
+    for tp, plan in found.items():
+        alone = with_defaults(InferencePlan(stack="sglang-2025", tp=tp), Stack.load("sglang-2025"), device, model)
+        assert plan.gpu_memory_utilization == alone.gpu_memory_utilization
+    assert found[1].gpu_memory_utilization != found[4].gpu_memory_utilization
+    assert searched("tensorrt-llm-2025", {"tp": (1,), "weights": ("fp8",)})[1].kv_cache == "fp8"
+    assert searched("sglang-2025", {"tp": (4,)}, gpu_memory_utilization=0.7)[4].gpu_memory_utilization == 0.7
 
 
 def test_answers_of_one_token_and_a_single_request() -> None:

@@ -18,7 +18,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.model.families import preset_of
 from simulator.spec.plan import Plan
-from simulator.spec.plan.offload import Offload
+from simulator.spec.plan.records import Offload
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving import InferencePlan
 from simulator.studies.serving.batch import Batch, Chunk

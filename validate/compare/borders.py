@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.memory import Library, moment_of, write_history
-from simulator.memory.phase_bytes import host_counter_bytes
+from simulator.memory.live_bytes import host_counter_bytes
 from simulator.memory.tape import CATEGORIES, DONE
 from simulator.parallel.model_shard import shard_of
 from simulator.spec.model import Model

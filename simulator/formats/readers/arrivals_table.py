@@ -1,4 +1,4 @@
-"""Traced arrivals: a CSV of arrival_s, prompt_tokens, output_tokens, a line a request (docs/reference/inference-file.md)."""
+"""Traced arrivals: a CSV of when requests came and of tokens, a line a request (docs/reference/inference-file.md)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,13 @@ from simulator.formats.readers.csv_table import CellError, WholeTable, integer_c
 from simulator.studies.serving.workload import Request, Requests
 
 _TIME = re.compile(r"[0-9]{1,15}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?")
+_MOMENT = re.compile(r"[0-9]{4}(-[0-9]{2}){2}[ T][0-9]{2}(:[0-9]{2}){2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})?")
+# Columns as published traces of chat services call them, in small letters, blanks and underscores left out
+_NAMES: Final = {
+    "arrivals": "arrival_s", "timestamp": "arrival_s",
+    "prompttokens": "prompt_tokens", "contexttokens": "prompt_tokens", "requesttokens": "prompt_tokens",
+    "outputtokens": "output_tokens", "generatedtokens": "output_tokens", "responsetokens": "output_tokens",
+}  # fmt: skip
 
 
 def read_arrivals(path: str | Path) -> Requests:
@@ -32,10 +40,21 @@ def _clash(request: Request, _: int, before: Sequence[Request]) -> Iterator[tupl
 
 
 def _time_cell(cell: str) -> float:
+    """Seconds from any time on. A moment without a zone is UTC."""
+    if _MOMENT.fullmatch(cell):
+        try:
+            moment = datetime.fromisoformat(cell)
+        except ValueError as exc:
+            raise CellError(f"{shown(cell)} is no date and time: {exc}", "2026-01-31 18:15:46.68") from None
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     value = float(cell) if _TIME.fullmatch(cell) else math.nan
     if not math.isfinite(value):
-        raise CellError(f"{shown(cell)} is not a time in seconds", "a decimal number, 0 or more")
+        raise CellError(f"{shown(cell)} is not a time in seconds", "a decimal number, 0 or more, or a date and time")
     return value
+
+
+def _own_names(header: Sequence[str]) -> list[str]:
+    return [_NAMES.get(re.sub(r"[ _]", "", name.casefold()), name) for name in header]
 
 
 def _tokens_cell(cell: str) -> int:
@@ -55,4 +74,6 @@ _TRACE: Final = WholeTable(
     noun="request",
     most=10**7,
     remedy="a line a request",
+    own=_own_names,
+    others=True,
 )

@@ -19,8 +19,7 @@ from simulator.base.files import ordinary
 from simulator.base.units import counted
 from simulator.base.wire import FIXED64, LENGTH, VARINT, BrokenMessageError, fields, numbers, read_varint, signed
 from simulator.formats.readers.kernel_names import category_of
-from simulator.work.recorded.recording import Carried, RecordedOp, Recording
-from simulator.work.recorded.schedule import in_order, scheduled
+from simulator.work.recorded.recording import Carried, RecordedOp, Recording, in_order, scheduled
 
 SUFFIX: Final = ".et"
 NAME_LENGTH: Final = 200

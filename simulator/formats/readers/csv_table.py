@@ -122,6 +122,7 @@ class WholeTable(Generic[RowT]):
     """A table without tolerance for bad lines: its name, the limit on its lines, and the format of a line.
 
     item: made of a line's cells and number. clash: of an item, its line and those before it: column, problem and remedy.
+    own: a header's names as ours. others: unknown columns are allowed.
     """
 
     parsers: Mapping[str, Parser]
@@ -131,12 +132,18 @@ class WholeTable(Generic[RowT]):
     noun: str
     most: int
     remedy: str
+    own: Callable[[Sequence[str]], list[str]] = list
+    others: bool = False
 
     def read(self, file: Path) -> list[RowT]:
         """All of it, in order. Raises TableError with every fault, by line."""
         found: list[RowT] = []
         faults: list[Fault] = []
-        with open_table(file, tuple(self.parsers), self.required) as (header, records):
+        spelled = Spelling(self.own)
+        with open_table(file, tuple(self.parsers), self.required, others=self.others, spelled=spelled) as (
+            header,
+            records,
+        ):
             for record in until_too_many_faults(records, faults):
                 row = parse_record(record, header, self.parsers, "")
                 faults += row.faults if isinstance(row, BadRow) else self._add(row, record.line, found)

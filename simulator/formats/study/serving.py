@@ -127,7 +127,7 @@ def read_serving_study(
     """The study of `file` (None: the embedded default) under flags and `--set`s.
 
     flags: model, cluster, nodes, calibration. table_flags: "inference.tp" and its like -> text. searched: the plan is what
-    a search starts from, so that it need not fit the cluster.
+    a search starts from, as stated: it need not fit the cluster, and the engine's defaults may differ from layout to layout.
     Raises InputError with every fault of every input.
     """
     faults = Faults()
@@ -151,7 +151,9 @@ def read_serving_study(
         stored, workload = _stored(raw.get("model") if model else None), study.workload
         stated, named = _as_published(study, stored)
         stack = faults.attempt(lambda: patched(stack_of(stated), of_root(overrides, "stack"), StackError))
-        plan = stated if stack is None or cluster is None else with_defaults(stated, stack, cluster.device, model)
+        plan = stated
+        if stack is not None and cluster is not None and not searched:
+            plan = with_defaults(stated, stack, cluster.device, model)
         if model is not None and cluster is not None and stack is not None and not searched:
             faults.attempt(partial(check, plan, model, cluster))
         tower = model.sees if model is not None else None

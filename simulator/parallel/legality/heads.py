@@ -151,7 +151,28 @@ _MIXERS: Final = (  # they swap heads for tokens under context parallelism (Mega
     ),
 )
 
+_ENCODERS: Final = (  # models that attend both ways, or whose head reads one token
+    ModelRule(
+        where="cp",
+        applies=lambda of: of.model.bidirectional or of.model.num_classes > 0,
+        holds=lambda of: of.plan.cp == 1,
+        equation="sequences that ranks split, of a model that attends both ways or reads one token, are not modelled",
+        remedy="cp = 1",
+    ),
+    ModelRule(
+        where="seq_len",
+        applies=lambda of: of.model.bidirectional and of.model.positions == "learned",
+        holds=lambda of: (
+            of.plan.seq_len == of.model.max_positions
+            or (of.plan.seq_len < of.model.max_positions and not of.model.patch_numel)
+        ),
+        equation=lambda of: f"the model has {of.model.max_positions} positions, and seq_len is {of.plan.seq_len}",
+        remedy=lambda of: f"seq_len = {of.model.max_positions}{'' if of.model.patch_numel else ' at most'}",
+    ),
+)
+
 MODEL: Final = (
+    *_ENCODERS,
     *(_split_rule(name) for name in _COUNTS),
     _swap_rule("heads", lambda of: of.model.num_heads),
     _swap_rule(_KV, lambda of: of.model.num_kv_heads),

@@ -5,11 +5,9 @@ chunks in the order of their *position*, 0 to the last, and its gradients go bac
 v chunks a stage. Told with drawings in docs/background/pipeline.md.
 """
 
-from simulator.parallel.pipeline.actions import Action
 from simulator.parallel.pipeline.flow import held_at_first_backward, neighbours, peak_in_flight, turns
-from simulator.parallel.pipeline.layers import stage_layers
-from simulator.parallel.pipeline.orders import order
-from simulator.parallel.pipeline.placement import micro_batches, position
+from simulator.parallel.pipeline.layers import micro_batches, position, stage_layers
+from simulator.parallel.pipeline.orders import Action, order
 from simulator.parallel.schedule_traits import num_positions, splits_backward
 from simulator.spec.plan.schedules import SCHEDULES, Schedule, Split
 

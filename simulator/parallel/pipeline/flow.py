@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.parallel.pipeline.actions import Action
-from simulator.parallel.pipeline.orders import interleaved_warm_up
-from simulator.parallel.pipeline.placement import at_position, position
+from simulator.parallel.pipeline.layers import at_position, position
+from simulator.parallel.pipeline.orders import Action, interleaved_warm_up
 from simulator.parallel.schedule_traits import num_positions
 from simulator.spec.plan.schedules import Schedule
 

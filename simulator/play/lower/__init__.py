@@ -15,7 +15,7 @@ from simulator.base.errors import PlanError
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.parallel.legal import legal
 from simulator.parallel.mesh import Mesh
-from simulator.parallel.shard_shares import largest_share, shard_shares
+from simulator.parallel.model_shard import largest_share, shard_shares
 from simulator.play import progress
 from simulator.play.lower.builder import Builder, Exchanges, RecordingBuilder
 from simulator.play.lower.fabric import EXPERT_ROLES, NORM, ROLES, MeshFabric

@@ -1,4 +1,4 @@
-"""Model: a decoder-only transformer's shape, its exact parameter count, and the FLOP a token costs.
+"""Model: a transformer's shape, its exact parameter count, and the FLOP a token costs.
 
 A `Model` is data: a preset in `topologies/models`, a Hugging Face `config.json`, or a TOML file of the same fields.
 Every parameter is listed with its shape, since sharding pads each one and buckets follow their order.

@@ -16,13 +16,13 @@ from simulator.spec.model.hybrid import KINDS, Mamba
 from simulator.spec.model.tower import Tower
 
 Mlp = Literal["gelu", "gelu_tanh", "relu", "squared_relu", "swiglu", "geglu"]
-_NEEDS: Final = (("shared_input_norm", "parallel_residual"), ("qk_norm_wide", "qk_norm"), ("norm_bias", "norm_weight"))
+_NEEDS: Final = (("shared_input_norm", "parallel_residual"), ("qk_norm_wide", "qk_norm"), ("norm_bias", "norm_weight"), ("patch_numel", "num_classes"))  # fmt: skip
 _WORDS: Final = {"mamba": "Mamba", "both": "Mamba and attention", "mlp": "MLP", "moe": "experts"}
 _SHOWN: Final = 8  # places of wrong letters that an error lists
 
 
 class ModelFields(Strict, defer_build=True):  # its own validator is never needed: that of `Model` is
-    """A decoder-only transformer. Required: name, num_layers, d_model, num_heads, d_ff, vocab_size.
+    """One stack of transformer layers. Required: name, num_layers, d_model, num_heads, d_ff, vocab_size.
 
     Defaults are those of Llama: SwiGLU, RMSNorm, rotary positions, no biases, separate Q/K/V, untied head.
     num_kv_heads defaults to num_heads, head_dim to d_model / num_heads.
@@ -43,6 +43,12 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
     the model's own. mtp_passes: how often one such module is passed, a token further each time, with the same parameters.
 
     tower: an encoder of images, whose features take the places of tokens.
+
+    bidirectional: attention sees later tokens too, half of a window on either side (BERT). token_kinds: rows of a table of which
+    each token adds one. patch_numel: tokens are patches of an image with so many numbers, behind a class token; a sequence is one
+    image, of max_positions tokens (ViT). num_classes: the head reads one token of a sequence and tells so many classes apart (0:
+    it reads all tokens). final_norm: a norm ahead of the head. head_transform: a product as wide as the stream in the head, and its
+    activation, with a norm behind them or plain; it has a bias where attention's output has one (BERT).
 
     pattern: of a hybrid, a letter for each layer, which then is one branch: M a mixer (mamba says of what kind and shape),
     * attention, H both side by side, - an MLP, E experts. A module that predicts further tokens is attention and experts (an MLP, without any).
@@ -86,6 +92,12 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
     sliding_window: int | None = Field(ge=1, default=None)
     global_every: int = Field(ge=0, default=0)
     attention_sinks: bool = False
+    bidirectional: bool = False
+    token_kinds: int = Field(ge=0, le=2**16, default=0)
+    patch_numel: int = Field(ge=0, le=2**24, default=0)
+    num_classes: int = Field(ge=0, le=2**24, default=0)
+    final_norm: bool = True
+    head_transform: Literal["none", "plain", "normed"] = "none"
     gate_clamp: float = Field(ge=0, le=1e6, default=0.0)
 
     experts: Experts | None = None
@@ -132,6 +144,10 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
 
     def _wrong_parts(self) -> list[str]:
         wrong = []
+        others = {"tied_embeddings": self.tied_embeddings, "mtp_layers": self.mtp_layers, "a tower": self.tower}
+        wrong += [
+            f"num_classes and {name} exclude each other" for name, it in others.items() if self.num_classes and it
+        ]
         if self.mtp_passes > 1 and self.mtp_layers != 1:
             wrong.append(f"mtp_passes repeats one module, and mtp_layers is {self.mtp_layers}")
         if self.latent is not None:

@@ -16,7 +16,7 @@ from simulator.spec.model.parameters import ModelParameters
 
 
 class Model(ModelParameters, defer_build=False):
-    """A decoder-only transformer. Its fields are those of `ModelFields`; its parameters and layers `ModelParameters`'.
+    """One stack of transformer layers. Its fields are those of `ModelFields`; its parameters and layers `ModelParameters`'.
 
     Required: name, num_layers, d_model, num_heads, d_ff, vocab_size. Defaults are those of Llama.
     """
@@ -26,14 +26,15 @@ class Model(ModelParameters, defer_build=False):
     def attention_pairs(self, seq_len: int, *, causal: bool = True) -> int:
         """(query, key) pairs of one head over all layers and one sequence.
 
-        Causal counts half the square, s²/2, by convention (exactly s(s+1)/2); a window w < s leaves w s - w²/2.
+        Causal counts half the square, s²/2, by convention (exactly s(s+1)/2); a window w < s leaves w s - w²/2, and w s - w²/4
+        where half of it lies on either side.
         """
         square = seq_len * seq_len
-        full = square // 2 if causal else square
+        full = square // 2 if causal and not self.bidirectional else square
         if self.sliding_window is None or self.sliding_window >= seq_len:
             return self.num_attention_layers * full
         window = self.sliding_window
-        band = window * seq_len - window * window // 2
+        band = window * seq_len - window * window // (4 if self.bidirectional else 2)
         num_global = self.num_layers // self.global_every if self.global_every else 0
         return num_global * full + (self.num_attention_layers - num_global) * band
 
@@ -45,7 +46,7 @@ class Model(ModelParameters, defer_build=False):
         channels of their own number, 2 FLOP for each of theirs and 2 for each of the queries'. A Mamba-2 mixer's recurrence:
         4 I N a token, twice that backward. A tower: three times its forward.
         """
-        matmul = 6 * self.num_matmul_parameters * seq_len
+        matmul = 6 * (self.num_matmul_parameters * seq_len + self.numel_per_sequence)
         if self.mamba is not None:
             matmul += 3 * self.mamba.scan_flop_per_token * self.num_mixers * seq_len
         pairs = self.attention_pairs(seq_len, causal=causal)

@@ -125,14 +125,27 @@ class ModelParameters(ModelFields, defer_build=True):
         """Parameters that multiply a token's activations: the layers' matrices and the LM head (tied or not), no biases.
 
         A convolution's taps are left out, as in Megatron-LM's count. Of the routed experts, those it is sent to. A module of multi-token prediction has the LM head once more.
+        What a sequence meets once is `numel_per_sequence`'s.
         """
-        heads = (1 + self.mtp_layers * self.mtp_passes) * self.vocab_size * self.d_model
+        heads = 0 if self.num_classes else (1 + self.mtp_layers * self.mtp_passes) * self._head_matrices
         passes = {"mtp": self.mtp_passes}
         return heads + sum(
             count * passes.get(kind, 1) * self._matmul_parameters_of(kind)
             for kind, count in Counter(self.body).items()
             if kind not in TOWER_KINDS  # no token of the text passes them
         )
+
+    @property
+    def _head_matrices(self) -> int:
+        """Elements of the head's matrices."""
+        transform = self.d_model**2 if self.head_transform != "none" else 0
+        return (self.num_classes or self.vocab_size) * self.d_model + transform
+
+    @property
+    def numel_per_sequence(self) -> int:
+        """Elements of matrices that a sequence meets once, each counted as often: of classes' head, of every patch of its image."""
+        head = self._head_matrices if self.num_classes else 0
+        return head + (self.max_positions - 1) * self.patch_numel * self.d_model
 
     @property
     def tower_flop(self) -> int:
@@ -152,18 +165,27 @@ class ModelParameters(ModelFields, defer_build=True):
         )
 
     def _embedding(self) -> tuple[Parameter, ...]:
-        tokens: Parameter = ("embedding.weight", (self.vocab_size, self.d_model))
-        positions: Parameter = ("positions.weight", (self.max_positions, self.d_model))
+        d = self.d_model
+        tokens: tuple[Parameter, ...] = (("embedding.weight", (self.vocab_size, d)),)
+        if self.patch_numel:
+            tokens = (("embedding.class_token", (d,)), *_linear("embedding.patch", d, self.patch_numel, bias=True))
+        kinds: tuple[Parameter, ...] = (("embedding.kinds.weight", (self.token_kinds, d)),) if self.token_kinds else ()
+        positions: Parameter = ("positions.weight", (self.max_positions, d))
         norm = self._norm_of("embedding_norm", self.d_model) if self.embedding_norm else ()
         ends = self.sees.end_parameters(self.d_model) if self.sees else ()
-        return (*ends, tokens, *([positions] if self.positions == "learned" else []), *norm)
+        return (*ends, *tokens, *([positions] if self.positions == "learned" else []), *kinds, *norm)
 
     def _head(self) -> tuple[Parameter, ...]:
-        parameters = [*self._norm_of("norm", self.d_model)]
+        d, rows = self.d_model, self.num_classes or self.vocab_size
+        parameters = [*self._norm_of("norm", d)] if self.final_norm else []
+        if self.head_transform != "none":
+            parameters += _linear("lm_head.transform", d, d, bias=self.out_bias)
+        if self.head_transform == "normed":
+            parameters += self._norm_of("lm_head.norm", d)
         if not self.tied_embeddings:
-            parameters.append(("lm_head.weight", (self.vocab_size, self.d_model)))
+            parameters.append(("lm_head.weight", (rows, d)))
         if self.lm_head_bias:
-            parameters.append(("lm_head.bias", (self.vocab_size,)))
+            parameters.append(("lm_head.bias", (rows,)))
         return tuple(parameters)
 
     def _mtp(self) -> tuple[Parameter, ...]:

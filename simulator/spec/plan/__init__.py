@@ -1,14 +1,15 @@
 """Plan: how a model is placed and run."""
 
-from simulator.spec.plan.offload import NOTHING_OFFLOADED, Offload
 from simulator.spec.plan.order import AXES
 from simulator.spec.plan.peft import PeftPlan
 from simulator.spec.plan.plan import CudaGraph, DataParallel, Fp8Recipe, Plan, RecomputeModule
 from simulator.spec.plan.records import (
+    NOTHING_OFFLOADED,
     DdpPlan,
     DeepSpeedPlan,
     ExpertsPlan,
     FsdpPlan,
+    Offload,
     OptimizerPlan,
     PipelinePlan,
     PrecisionPlan,

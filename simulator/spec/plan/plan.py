@@ -12,11 +12,11 @@ from simulator.base.records import Nested
 from simulator.base.schema import more_than_once, nearest
 from simulator.base.value_errors import OneOf
 from simulator.spec.plan.memory import USUAL_MEMORY, MemoryPlan
-from simulator.spec.plan.offload import NOTHING_OFFLOADED, Offload
 from simulator.spec.plan.order import AXES, MAX_COUNT, ordered
 from simulator.spec.plan.peft import NO_PEFT, PeftPlan
 from simulator.spec.plan.records import (
     NO_RECOMPUTE,
+    NOTHING_OFFLOADED,
     USUAL_DDP,
     USUAL_DEEPSPEED,
     USUAL_EXPERTS,
@@ -29,6 +29,7 @@ from simulator.spec.plan.records import (
     ExpertsPlan,
     Fp8Recipe,
     FsdpPlan,
+    Offload,
     OptimizerPlan,
     PipelinePlan,
     PrecisionPlan,

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from simulator.base.errors import ModelError, PlanError
-from simulator.memory.phase_bytes import tracked_phase_bytes
+from simulator.memory.live_bytes import tracked_phase_bytes
 from simulator.parallel.legality import check
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan

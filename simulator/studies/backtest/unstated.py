@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from simulator.parallel.pipeline.balance import by_cost
+from simulator.parallel.pipeline.layers import by_cost
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.measured import step_seconds

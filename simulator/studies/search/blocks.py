@@ -16,8 +16,7 @@ from simulator.base.kernels import Kernel
 from simulator.memory.saved import Saved
 from simulator.play.lower.work import Clock, Direction, Phase
 from simulator.spec.plan import Plan
-from simulator.studies.search.context import SearchContext
-from simulator.studies.search.shards import ModelShards
+from simulator.studies.search.context import ModelShards, SearchContext
 from simulator.work.ops import Block, Exchange, ModelBlocks, build_blocks, recompute_ops, uses_autocast
 
 GRID: Final = 64  # steps of use between 0 and 1

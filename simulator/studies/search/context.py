@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
+from simulator.parallel.model_shard import ModelShard, shard_of
+from simulator.parallel.pipeline import Schedule, held_at_first_backward
 from simulator.play.lower.priced_stages import PricedBlocks
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
@@ -42,3 +45,68 @@ class SearchContext:
         if len(self._blocks) >= _MOST_PLANS:
             del self._blocks[next(iter(self._blocks))]
         self._blocks[plan.copy_with(**_USUAL)] = blocks
+
+
+# Cached shards of a model: a search asks for the same few thousands of times.
+_Key = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class ModelShards:
+    """The parts of one model on the ranks of plans."""
+
+    model: Model
+    _found: dict[_Key, Model] = field(default_factory=dict)
+    _bodies: dict[tuple[int, int], Counter[str]] = field(default_factory=dict)
+    _chunks: dict[int, tuple[Counter[str], ...]] = field(default_factory=dict)
+    _contents: dict[int, int] = field(default_factory=dict)
+    _numbers: dict[_Key, int] = field(default_factory=dict)
+    _flying: dict[_Key, tuple[int, ...]] = field(default_factory=dict)
+
+    def of(self, plan: Plan, stage: int = 0) -> Model:
+        """As `shard_of`."""
+        wide = (plan.precision.first_layers_bf16, plan.precision.last_layers_bf16) if plan.narrow else (0, 0)
+        tuned = (plan.peft, plan.recompute.mode != "none") if plan.peft.any else ()
+        if plan.tp * plan.pp * plan.ep == 1 and not any(wide) and not tuned:
+            return self.model
+        pipeline = plan.pipeline.schedule, plan.pipeline.virtual_stages
+        ranks = plan.tp, plan.pp, plan.ep, plan.experts.etp
+        key = (*wide, *tuned, *ranks, *pipeline, plan.data_parallel, plan.zero, stage)
+        shard = self._found.get(key)
+        if shard is None:
+            shard = self._found[key] = shard_of(self.model, plan, stage)
+        return shard
+
+    def content(self, shard: Model) -> int:
+        """A number for what a share holds, the same for shares that hold the same in other chunks."""
+        found = self._contents.get(id(shard))  # shares live as long as their Shares
+        if found is None:
+            ends = (shard.holds_embedding, shard.holds_head) if isinstance(shard, ModelShard) else (True, True)
+            found = self._numbers.setdefault((*shard.body, *ends), len(self._numbers))
+            self._contents[id(shard)] = found
+        return found
+
+    def body(self, shard: Model, every: int = 1) -> Counter[str]:
+        """How many blocks of each kind a share has between the model's ends; each `every`-th of them."""
+        key = (id(shard), every)
+        found = self._bodies.get(key)
+        if found is None:
+            found = self._bodies[key] = Counter(shard.body[::every])
+        return found
+
+    def flying(
+        self, schedule: Schedule, num_stages: int, num_micro_batches: int, stage: int, num_chunks: int
+    ) -> tuple[int, ...]:
+        """As `held_at_first_backward`."""
+        key = (schedule, num_stages, num_micro_batches, stage, num_chunks)
+        found = self._flying.get(key)
+        if found is None:
+            found = self._flying[key] = held_at_first_backward(*key)
+        return found
+
+    def chunks(self, shard: ModelShard) -> tuple[Counter[str], ...]:
+        """The same of each pipeline chunk."""
+        found = self._chunks.get(id(shard))
+        if found is None:
+            found = self._chunks[id(shard)] = tuple(map(Counter, shard.body_chunks))
+        return found

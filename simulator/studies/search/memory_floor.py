@@ -25,8 +25,7 @@ from simulator.spec.model.layer_kinds import TOWER_KINDS, plain
 from simulator.spec.plan import Plan
 from simulator.spec.plan.order import MAX_SIZE
 from simulator.studies.search.blocks import BlockShapes, Shape
-from simulator.studies.search.context import SearchContext
-from simulator.studies.search.shards import ModelShards
+from simulator.studies.search.context import ModelShards, SearchContext
 from simulator.studies.search.stage_memory import WHOLE, StageMemories, StageMemory
 from simulator.work.ops import uses_autocast
 from simulator.work.ops.op_context import OpContext

@@ -10,8 +10,7 @@ from simulator.base.kernels import DTYPE_BYTES
 from simulator.parallel.model_shard import ModelShard
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.studies.search.context import SearchContext
-from simulator.studies.search.shards import ModelShards
+from simulator.studies.search.context import ModelShards, SearchContext
 from simulator.work.script import gathered_sizes, gradient_tensors, keeps_layers, keeps_root, resident_bytes, units
 
 WHOLE: Final = ("gpipe", "1f1b", "interleaved")  # schedules whose backwards are never split

@@ -13,10 +13,9 @@ from simulator.parallel.legality.pipeline import layer_faults
 from simulator.parallel.legality.rule import Pipeline
 from simulator.predict.play import num_played
 from simulator.spec.plan import Plan
-from simulator.studies.search.context import AROUND
+from simulator.studies.search.context import AROUND, ModelShards
 from simulator.studies.search.memory_floor import MemoryFloor
 from simulator.studies.search.outcome import bound_group_of, key_of, layout_of
-from simulator.studies.search.shards import ModelShards
 from simulator.studies.search.space import Branch, Fields, Pruned, plan_at_rest
 from simulator.studies.search.study import SearchStudy
 from simulator.studies.search.time_floor import TimeFloor

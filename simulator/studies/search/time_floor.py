@@ -32,8 +32,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.studies.search.blocks import GRID, BlockShapes, Chain, Clocks, Use, grid_below
 from simulator.studies.search.collective_times import CollectiveTimes, StagePricing, Traffic
-from simulator.studies.search.context import SearchContext
-from simulator.studies.search.shards import ModelShards
+from simulator.studies.search.context import ModelShards, SearchContext
 from simulator.studies.search.traffic import Passes, grouped, own_units, passes_of
 from simulator.work.ops import Exchange
 

@@ -8,7 +8,7 @@ from simulator.studies.serving.batch import Batch, Chunk
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.decoding import decode_step
 from simulator.studies.serving.deployment import Deployment
-from simulator.studies.serving.engines import engine_of, stack_named, stack_of, usual_values, with_defaults
+from simulator.studies.serving.engines import defaults_of, engine_of, stack_named, stack_of, usual_values, with_defaults
 from simulator.studies.serving.highest_rate import highest_rate
 from simulator.studies.serving.legal import check
 from simulator.studies.serving.memory import serving_memory
@@ -21,6 +21,6 @@ from simulator.studies.serving.workload import Choice, Lognormal, Request, Unifo
 
 __all__ = [
     "Batch", "Choice", "Chunk", "Deployment", "InferencePlan", "Latencies", "Limit", "Load", "Lognormal", "Request",
-    "Serving", "Slo", "Spread", "StepCosts", "Uniform", "Workload", "check", "decode_step", "engine_of", "highest_rate",
-    "serve", "serving_memory", "stack_named", "stack_of", "token_costs", "usual_values", "with_defaults",
+    "Serving", "Slo", "Spread", "StepCosts", "Uniform", "Workload", "check", "decode_step", "defaults_of", "engine_of",
+    "highest_rate", "serve", "serving_memory", "stack_named", "stack_of", "token_costs", "usual_values", "with_defaults",
 ]  # fmt: skip

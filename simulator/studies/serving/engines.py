@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from simulator.base.errors import StackError
 from simulator.base.schema import unknown_name
@@ -57,32 +57,42 @@ def usual_values(stack: str) -> dict[str, tuple[object, ...]]:
     return {name: tuple(fields[name] for fields in plans) for name in own}
 
 
-def with_defaults(
+def defaults_of(
     plan: InferencePlan, stack: Stack, device: Device | None = None, model: Model | None = None
-) -> InferencePlan:
-    """The plan with unset fields at the engine's defaults, which may depend on device and model."""
+) -> dict[str, Any]:
+    """What the engine sets in such a plan by itself, which may depend on the plan's other fields, on device and model."""
     engine = stack.engine
     if engine is None:
-        return plan
+        return {}
     cache = engine.kv_cache_of.get(plan.weights)
     longest = plan.max_model_len or (model.max_positions if model else 0)
     on = {} if device is None else engine.on(device, plan.tp, longest).plan
-    stated = engine.plan | on | ({"kv_cache": cache} if cache else {})
+    found: dict[str, Any] = engine.plan | on | ({"kv_cache": cache} if cache else {})
     cannot = (
         device is not None
         and not device.peak("bf16")
         and ("weights" not in plan.model_fields_set or plan.weights != "bf16")
     )
     if cannot or plan.dtype == "fp16":
-        stated |= {"weights": "fp16", "dtype": "fp16"}
+        found |= {"weights": "fp16", "dtype": "fp16"}
     if engine.prompt_s and device is not None and model is not None:
         multiplied = (
             engine.prompt_s * (device.peak("bf16") or device.peak("fp16")) * plan.tp / (2 * model.num_active_parameters)
         )
-        stated |= {"max_batched_tokens": max(1, min(int(multiplied), model.max_positions))}
+        found |= {"max_batched_tokens": max(1, min(int(multiplied), model.max_positions))}
     if engine.set_aside and device is not None:
-        tokens = plan.max_batched_tokens or int(stated.get("max_batched_tokens", DEFAULT_BATCHED_TOKENS))
-        stated["gpu_memory_utilization"] = _utilization(engine, engine.set_aside, tokens, plan, device)
+        tokens = plan.max_batched_tokens or int(found.get("max_batched_tokens", DEFAULT_BATCHED_TOKENS))
+        found["gpu_memory_utilization"] = _utilization(engine, engine.set_aside, tokens, plan, device)
+    return found
+
+
+def with_defaults(
+    plan: InferencePlan, stack: Stack, device: Device | None = None, model: Model | None = None
+) -> InferencePlan:
+    """The plan with unset fields at the engine's defaults."""
+    engine, stated = stack.engine, defaults_of(plan, stack, device, model)
+    if engine is None:
+        return plan
     left_open = {name: value for name, value in stated.items() if name not in plan.model_fields_set}
     found = plan.model_copy(update=left_open) if left_open else plan
     cuts_long = any(one.longer_than for one in engine.plan_on)  # then steps of whole prompts have room for all others

@@ -17,6 +17,9 @@ from simulator.studies.serving.speculation import speculation_faults
 
 def check(plan: InferencePlan, model: Model, cluster: Cluster) -> None:
     """Raise PlanError with every way in which plan, model and cluster do not fit together."""
+    if model.bidirectional or model.num_classes:
+        why = f"{model.name} generates no tokens: it attends both ways, or tells classes apart"
+        raise PlanError.at("model", why, "a model with a causal mask; `shardwise predict` has its training")
     split = _wide_faults(plan, model) if plan.attention_dp else _split_faults(plan, model)
     faults = [*split, *_mixer_faults(plan, model), *_context_faults(plan, model), *_prompt_context_faults(plan, model)]
     faults += [*_place_faults(plan, cluster), *_length_faults(plan, model)]

@@ -317,7 +317,9 @@ def _suggestion(setting: Deployment, verdict: Verdict, load: Load, found: Latenc
         return "more engines in both pools: `shardwise serve --search` finds how many"
     if verdict == "overloaded":
         engines = math.ceil(plan.dp * load.arriving_per_s / (0.8 * load.capacity_per_s))
-        return f"dp = {engines} keeps 20 % in reserve ({engines * plan.engine_devices} GPUs)"
+        gpus, cluster = engines * plan.engine_devices, setting.costs.cluster
+        nodes = f": nodes = {math.ceil(gpus / cluster.gpus_per_node)}" if gpus > cluster.num_devices else ""
+        return f"dp = {engines} keeps 20 % in reserve ({gpus} GPUs{nodes})"
     if load.preemptions:
         return "the cache runs out: kv_cache = fp8, fewer max_sequences, or more GPUs an engine"
     if load.arriving_per_s and load.measured_s < _SETTLED * found.latency.mean_s:

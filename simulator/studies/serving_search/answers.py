@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from simulator.spec.prices import Price, cost
 from simulator.studies.search.front import pareto
-from simulator.studies.serving import InferencePlan, usual_values
+from simulator.studies.serving import InferencePlan, defaults_of, usual_values
 from simulator.studies.serving.report import Attainment, percentile
 from simulator.studies.serving.slo import FIGURES, Figure
 from simulator.studies.serving.token_costs import MILLION
@@ -144,8 +144,8 @@ class ServingSearchReport:
             "spread": self.spread,
             "currency": self.currency,
             "price": self.price and {key: getattr(self.price, key) for key in ("kind", "gpu_hour", "date", "source")},
-            "plans": [_row(row) for row in self.rows],
-            "nearest": None if self.nearest is None else _answer(self.nearest),
+            "plans": [_row(row, self.study) for row in self.rows],
+            "nearest": None if self.nearest is None else _answer(self.nearest, self.study),
         }
 
 
@@ -165,20 +165,20 @@ def rows_of(study: ServingSearch, answers: Sequence[Answer], price: Price | None
     return tuple(rows)
 
 
-def degrees_of(plan: InferencePlan) -> dict[str, Any]:
+def degrees_of(plan: InferencePlan, study: ServingSearch) -> dict[str, Any]:
     """The plan's fields that are not at their defaults, its engine's or else the plan's own."""
-    usual = usual_values(plan.stack)
+    usual, own = usual_values(plan.stack), defaults_of(plan, study.stack, study.cluster.device, study.model)
     return {
         name: value
         for name, value in plan.model_dump(mode="json").items()
-        if not any(value == one for one in usual[name])
+        if not any(value == one for one in (*usual[name], own.get(name, usual[name])))
     }
 
 
-def _answer(one: Answer) -> dict[str, Any]:
+def _answer(one: Answer, study: ServingSearch) -> dict[str, Any]:
     return {
         "gpus": one.num_devices,
-        "plan": degrees_of(one.plan),
+        "plan": degrees_of(one.plan, study),
         "attainments": [asdict(each) for each in one.attainments],
         "median_s": dict(one.median_s),
         "capacity_per_s": one.capacity_per_s,
@@ -190,9 +190,9 @@ def _answer(one: Answer) -> dict[str, Any]:
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: Row, study: ServingSearch) -> dict[str, Any]:
     complete = None if row.whole is None else [asdict(each) for each in row.whole]
-    return {"rank": row.rank, **_answer(row.answer)} | {
+    return {"rank": row.rank, **_answer(row.answer, study)} | {
         "tokens_per_s_gpu": row.tokens_per_s_gpu,
         "million_output_tokens": row.million_output_tokens,
         "pareto": row.pareto,

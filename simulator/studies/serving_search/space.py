@@ -85,7 +85,7 @@ def _candidates(study: ServingSearch, prefix: str) -> Iterator[InferencePlan]:
             for tp in fixed.get(f"{prefix}tp") or fixed.get("tp") or legal_tp(study.model, dealt=split == "dealt"):
                 for pp in fixed.get(f"{prefix}pp") or fixed.get("pp") or _stages(study, most // tp):
                     if tp * pp * base.pcp <= most and (split == "split" or tp > 1 or "experts" in fixed):
-                        yield _engine(base, tp=tp, pp=pp, experts=split)
+                        yield study.resolved(_engine(base, tp=tp, pp=pp, experts=split))
 
 
 _ALONE: Final = {"dp": 1, "prefill_tp": 1, "prefill_pp": 1, "prefill_pcp": 1, "prefill_dp": 0}

@@ -14,7 +14,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.search.study import identity_of
-from simulator.studies.serving import InferencePlan, Slo, Workload
+from simulator.studies.serving import InferencePlan, Slo, Workload, with_defaults
 
 Disaggregated = Literal["both", "yes", "no"]
 DISAGGREGATED: Final[tuple[Disaggregated, ...]] = ("both", "yes", "no")
@@ -26,7 +26,7 @@ _ENGINE_NODES: Final = 8  # of one engine, then
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSearch:
-    """A search. plan: all fields that are not searched. fixed: field of the plan -> the values it may have.
+    """A search. plan: what is stated of all fields that are not searched. fixed: field of the plan -> the values it may have.
 
     max_gpus: no more of the cluster's. any_nodes: as many of its nodes as needed. disaggregated: prompts on engines of
     their own: yes, no, or both ways. top: rows of the table. every: every layout that meets the limits, and every pair of
@@ -56,7 +56,7 @@ class ServingSearch:
         if self.workload.trace is not None:
             faults.append(Fault("workload: trace", "a trace has its own rate", "a rate, and distributions of lengths"))
         elif self.workload.concurrency:
-            problem, remedy = "a closed loop has no rate to find GPUs for", "a rate"
+            problem, remedy = "a closed loop has no rate to find GPUs for", "a rate, or `--users` and `--every`"
             faults.append(Fault("workload: concurrency", problem, remedy))
         elif not self.workload.rate:
             problem = "all requests at once: no rate to find GPUs for"
@@ -76,6 +76,10 @@ class ServingSearch:
         """Caches of the model under every plan can be handed over."""
         alone = any(self.fixed.get("attention_dp", (self.plan.attention_dp,)))
         return self.model.mamba is None and not alone and max(self.fixed.get("dcp", (self.plan.dcp,))) == 1
+
+    def resolved(self, plan: InferencePlan) -> InferencePlan:
+        """The plan as the engine has it where nothing is stated."""
+        return with_defaults(plan, self.stack, self.cluster.device, self.model)
 
     @property
     def rate(self) -> float:
@@ -111,7 +115,7 @@ class ServingSearch:
             "cluster": self.cluster.name,
             "nodes": None if self.any_nodes else self.cluster.num_nodes,
             "calibration": self.calibration.name if self.calibration else None,
-            "inference": self.plan.model_dump(mode="json", exclude=set(DEGREES)),
+            "inference": self.resolved(self.plan).model_dump(mode="json", exclude=set(DEGREES)),
             "workload": self.workload.model_dump(mode="json"),
             "slo": [asdict(limit) for limit in self.slo.limits],
             "fixed": {name: list(values) for name, values in self.fixed.items()},

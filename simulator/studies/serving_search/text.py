@@ -11,6 +11,7 @@ from simulator.studies.serving import InferencePlan
 from simulator.studies.serving.report import Attainment
 from simulator.studies.serving.slo import Limit
 from simulator.studies.serving_search.answers import Answer, Row, ServingSearchReport, degrees_of
+from simulator.studies.serving_search.study import ServingSearch
 
 WIDTH = 150
 LIGHT = 0.3  # load below which more engines hardly shorten a queue
@@ -39,7 +40,7 @@ def render(report: ServingSearchReport) -> RenderableType:
     best = report.best
     parts += [Text(line) for line in _assurance(report, best)]
     if best is not None:
-        parts += [Text(), Text(f"The best, as flags of `shardwise serve`: {flags(best.answer.plan)}")]
+        parts += [Text(), Text(f"The best, as flags of `shardwise serve`: {flags(best.answer.plan, report.study)}")]
     return Group(*parts)
 
 
@@ -58,7 +59,7 @@ def _headline(report: ServingSearchReport) -> str:
         return f"{state}{service}: {found}"
     nodes = -(-best.answer.num_devices // study.cluster.gpus_per_node)
     size = f"{counted(best.answer.num_devices, 'GPU')} ({counted(nodes, 'node')})"
-    return f"{state}{service}: {size}, {words(best.answer.plan)}"
+    return f"{state}{service}: {size}, {words(best.answer.plan, study)}"
 
 
 def _table(report: ServingSearchReport) -> Table:
@@ -86,18 +87,18 @@ def _cells(report: ServingSearchReport, row: Row) -> list[str]:
         f"{row.tokens_per_s_gpu:,.1f}",
         f"{report.study.rate / one.capacity_per_s:.0%}",
         *money,
-        words(one.plan),
+        words(one.plan, report.study),
     ]
 
 
-def words(plan: InferencePlan) -> str:
+def words(plan: InferencePlan, study: ServingSearch) -> str:
     """A plan in a line: how many engines of what, and what else it chooses."""
     text = f"{plan.dp} × {_engine(plan)}"
     pool = plan.prefill_pool
     if pool is not None:
         text = f"prompts {pool.dp} × {_engine(pool)} → answers {text}"
     known = {"tp", "pp", "dp", "experts", "prefill_tp", "prefill_pp", "prefill_pcp", "prefill_dp", "pcp", "stack"}
-    others = {name: value for name, value in degrees_of(plan).items() if name not in known}
+    others = {name: value for name, value in degrees_of(plan, study).items() if name not in known}
     return " · ".join([text, *(f"{name} {value}" for name, value in others.items())])
 
 
@@ -106,10 +107,10 @@ def _engine(plan: InferencePlan) -> str:
     return f"({' '.join([f'tp {plan.tp}', *more, *(['ep'] if plan.experts == 'dealt' else [])])})"
 
 
-def flags(plan: InferencePlan) -> str:
+def flags(plan: InferencePlan, study: ServingSearch) -> str:
     """The plan's settings on the command line of `shardwise serve`."""
     found = []
-    for name, value in degrees_of(plan).items():
+    for name, value in degrees_of(plan, study).items():
         text = ",".join(value) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else value
         found.append(f"--{name.replace('_', '-')} {text}")
     return " ".join(found) or "none, all are at their defaults"
@@ -154,7 +155,7 @@ def _assurance(report: ServingSearchReport, best: Row | None) -> list[str]:
     else:
         size = counted(report.sure.num_devices, "GPU")
         lines.append(
-            f"With all times {spread - 1:.0%} longer (upper end at 90 %), it takes {size}: {words(report.sure)}."
+            f"With all times {spread - 1:.0%} longer (upper end at 90 %), it takes {size}: {words(report.sure, report.study)}."
         )
     return lines
 
@@ -180,7 +181,7 @@ def _nearest(report: ServingSearchReport) -> list[str]:
             f"{report.least_devices:,} GPUs, and there are {most:,}. `--gpus-needed` finds how many meet the limits."
         )
     if near is not None:
-        lines.append(f"Nearest: {words(near.plan)} on {counted(near.num_devices, 'GPU')}, which misses")
+        lines.append(f"Nearest: {words(near.plan, study)} on {counted(near.num_devices, 'GPU')}, which misses")
         lines += [f"  {_missed(each)}" for each in near.attainments if not each.held]
         lines.append(_advice(near, more_gpus=not study.any_nodes and study.rate > LIGHT * near.capacity_per_s))
     return lines

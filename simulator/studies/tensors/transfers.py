@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from simulator.studies.tensors.assign import Assignment, GpuMemory
-from simulator.studies.tensors.table import Node
+from simulator.studies.tensors.assign import Assignment, GpuMemory, Node
 from simulator.work.offload.tiered import Tensor
 
 

@@ -25,7 +25,7 @@ from simulator.spec.calibration.collective_curves import (
     default_curves,
 )
 from simulator.spec.software.nccl import Nccl
-from simulator.spec.software.nccl.software import NEWEST
+from simulator.spec.software.nccl.environment import NEWEST
 from simulator.work.collectives.call import (
     Call,
     Links,
@@ -37,9 +37,8 @@ from simulator.work.collectives.call import (
     spine,
     with_peer_access,
 )
-from simulator.work.collectives.chains import chain_fill_s
 from simulator.work.collectives.follow import Follow, Parts, follow_of
-from simulator.work.collectives.latency import latency_s, port_weight
+from simulator.work.collectives.latency import chain_fill_s, latency_s, port_weight
 from simulator.work.collectives.measured_fabric import measured_fabric, ranks_heard, stated_for
 from simulator.work.collectives.ports import ports_of
 from simulator.work.collectives.proxy_messages import crowd, fabric_of, group_of, messages_of

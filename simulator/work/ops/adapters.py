@@ -22,7 +22,7 @@ _MODULES: Final = {
     **{name: f"mamba.{name}" for name in ("in_proj", "out_proj", "x_proj", "dt_proj")},
     "logits": "lm_head",
 }
-_OWN: Final = ("shared.", "experts.", "latent_", "mtp.", "router", "shared_gate")
+_OWN: Final = ("embedding.", "lm_head.", "shared.", "experts.", "latent_", "mtp.", "router", "shared_gate")
 
 
 def module_of(g: Graph, name: str) -> str:

@@ -189,7 +189,7 @@ def _core_fused(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
             num_heads=heads,
             num_kv_heads=heads if s.expand_kv else kv_heads,
             head_dim=m.head_dim,
-            causal=s.tower is None,
+            causal=s.causal,
             direction=direction,
             dtype=s.wide_dtype,
             v_head_dim=0 if m.latent is None else m.latent.v_head_dim,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -12,11 +12,10 @@ from simulator.spec.model import FORWARD_SUFFIX, LOWEST_SUFFIX, BodyKind, LayerK
 from simulator.spec.model.hybrid import HybridKind
 from simulator.spec.model.layer_kinds import BF16_SUFFIX, TOWER_KINDS, TowerKind, plain
 from simulator.spec.model.tower import TOWER_WEIGHT
-from simulator.spec.plan import Plan
+from simulator.spec.plan import CudaGraph, Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops.attention import attention
 from simulator.work.ops.core import Block, ModelBlocks, Op
-from simulator.work.ops.cuda_graphs import with_graphs
 from simulator.work.ops.embedding import embedding, joint, patches, scaled, tower_context
 from simulator.work.ops.graph import Graph, Value, fuse_residuals, stream
 from simulator.work.ops.head_loss import WITH_HEAD, loss_with_head
@@ -40,7 +39,7 @@ def build_blocks(model: Model, stack: Stack, plan: Plan) -> ModelBlocks:
     found = tuple(dict.fromkeys(whole_body(model, plan)))
     ends = replace(setting, plan=plan.model_copy(update={"peft": plan.peft.at(None)})) if plan.peft.any else setting
     return ModelBlocks(
-        embedding=embedding(ends) if setting.model.sees is None else _patches(ends),
+        embedding=_patches(ends) if setting.model.sees or setting.model.patch_numel else embedding(ends),
         body=tuple(block for kind in _ORDER for block in _variants(setting, kind, found)),
         head=_head(ends),
     )
@@ -105,8 +104,10 @@ def _towards(op: Op, needs: set[str]) -> Op:
 
 
 def _patches(s: OpContext) -> Block:
-    """Where a model sees, its first block makes patches of images, which have no gradients."""
-    block, trained = patches(s), s.plan.peft.trains(TOWER_WEIGHT)
+    """The first block of a model that sees, or whose tokens are an image's: it makes patches of images, which have no gradients."""
+    own = s.model.sees is None
+    block = embedding(s) if own else patches(s)
+    trained = s.plan.peft.trains("embedding.patch.weight" if own else TOWER_WEIGHT)
     ended = (replace(op, grad_aliases=(*({*op.grad_aliases} - {block.input}),)) for op in _ended(block, lowest=trained))
     return replace(block, ops=tuple(ended))
 
@@ -303,16 +304,40 @@ def _head(s: OpContext) -> Block:
     m = s.model
     x = Value("input", s.stream_tokens * m.d_model, s.stream_dtype)
     g = Graph("head", x)
-    loss = _loss(g, s, norm(g, s, "norm", x, m.d_model))
+    loss = _loss(g, s, norm(g, s, "norm", x, m.d_model) if m.final_norm else x)
     return g.block(loss, m.num_parameters_of("head"))
+
+
+def _first_tokens(g: Graph, s: OpContext, x: Value) -> tuple[OpContext, Value]:
+    """The token of each sequence that a head of classes reads, and a head of so many rows; its gradient comes back among zeros."""
+    x = gather(g, s, "head.gather", x)
+    first = g.view("first", x, s.batch * s.model.d_model)
+    back = stream("memset", 0, x.num_bytes), stream("copy", first.num_bytes, first.num_bytes)
+    g.op(first.name, "elementwise", inputs=(x,), backward=back, views=(first,))
+    alone = {"seq_len": 1, "document_len": None, "sequence_parallel": False, "vocab_parallel": False}
+    model = s.model.model_copy(update={"vocab_size": s.model.num_classes})
+    return replace(s, plan=s.plan.model_copy(update=alone), model=model), first
+
+
+def _transformed(g: Graph, s: OpContext, x: Value) -> Value:
+    """The head's own product, with an activation and perhaps a norm behind it."""
+    d = s.model.d_model
+    x = linear(g, s, "lm_head.transform", x, d, bias=s.model.out_bias, split="none", head=True, tokens=s.stream_tokens)
+    out = g.value("transformed", x.numel, x.dtype)
+    x = g.pointwise("transformed", [x], out, saved=[x], op="activation")
+    return norm(g, s, "lm_head.norm", x, d) if s.model.head_transform == "normed" else x
 
 
 def _loss(g: Graph, s: OpContext, x: Value) -> Value:
     """LM head and cross-entropy on normalised rows."""
+    if s.model.num_classes:
+        s, x = _first_tokens(g, s, x)
+    if s.model.head_transform != "none":
+        x = _transformed(g, s, x)
     m = s.model
     x = enter(g, s, "head.enter", x) if s.vocab_parallel else gather(g, s, "head.gather", x)
     split: Split = "columns" if s.vocab_parallel else "none"
-    if s.stack.kernels.loss in WITH_HEAD:
+    if s.stack.kernels.loss in WITH_HEAD and not m.num_classes:
         return loss_with_head(g, s, x, trains=s.trains("lm_head.weight"))
     logits = linear(g, s, "logits", x, m.vocab_size, bias=m.lm_head_bias, split=split, head=True)
     if s.vocab_parallel and s.stack.kernels.gathers_logits:
@@ -336,3 +361,39 @@ def _softcap(g: Graph, s: OpContext, logits: Value) -> Value:
         saved = [out] if name == "tanh" else []
         logits = g.pointwise(name, [logits], out, saved=saved, category="loss")
     return logits
+
+
+# Which ops of a block are captured in CUDA graphs: the host launches those as one.
+def with_graphs(block: Block, graphs: Collection[CudaGraph]) -> Block:
+    """The block with its captured ops marked; itself where nothing of it is."""
+    if not graphs or "full_iteration" in graphs:
+        return block
+    names = tuple(op.name for op in block.ops)
+    ops = tuple(_marked(op) if _scopes(block.name, names, i) & set(graphs) else op for i, op in enumerate(block.ops))
+    return replace(block, ops=ops)
+
+
+def _scopes(kind: str, names: tuple[str, ...], number: int) -> set[CudaGraph]:
+    """The scopes that an op is part of."""
+    if names[number].startswith("mtp."):
+        return set()
+    if number <= _place(names, "residual_1"):
+        return {"mamba"} if kind == "mamba" else {"attn"}
+    if number > _place(names, "residual_2"):
+        return set()
+    if number > _place(names, "choose"):
+        return {"moe"} if "choose" in names else {"mlp"}
+    return {"moe", "moe_preprocess"} if names[number] == "choose" else {"moe", "moe_router"}
+
+
+def _place(names: tuple[str, ...], name: str) -> int:
+    return names.index(name) if name in names else -1
+
+
+def _marked(op: Op) -> Op:
+    return replace(
+        op,
+        captured=True,
+        forward_exchanges=tuple(replace(e, captured=True) for e in op.forward_exchanges),
+        backward_exchanges=tuple(replace(e, captured=True) for e in op.backward_exchanges),
+    )

@@ -53,11 +53,7 @@ def patches(s: OpContext) -> Block:
     g = Graph("embedding", pixels, fused=s.stack.traits.fuses_elementwise)
     x = linear(g, t, "patch", g.cast(pixels, t.dtype, "pixels"), d, bias=tower.patch_bias, split="none", tokens=rows)
     if tower.class_token:
-        trained, whole = d * t.trains("class_token"), g.value("with_class", t.tokens * d, x.dtype)
-        joins = stream("join", whole.num_bytes, whole.num_bytes, numel=whole.numel)
-        sums = (stream("reduce", whole.num_bytes - x.num_bytes, 2 * d),) if trained else ()
-        g.op(whole.name, "elementwise", inputs=(x,), outputs=(whole,), forward=(joins,), backward=sums, aliases=(x,), parameter_numel=trained)  # fmt: skip
-        x = whole
+        x = _with_class_token(g, t, x, "class_token")
     if tower.positions == "learned":
         x = learned_positions(g, t, x)
     if tower.window:
@@ -65,6 +61,16 @@ def patches(s: OpContext) -> Block:
     if tower.pre_norm:
         x = norm(g, t, "pre_norm", x, d)
     return g.block(g.cast(x, t.stream_dtype, "widened"), s.model.num_parameters_of("embedding"))
+
+
+def _with_class_token(g: Graph, s: OpContext, x: Value, parameter: str) -> Value:
+    """A learned token ahead of an image's patches."""
+    d = s.model.d_model
+    trained, whole = d * s.trains(parameter), g.value("with_class", s.tokens * d, x.dtype)
+    joins = stream("join", whole.num_bytes, whole.num_bytes, numel=whole.numel)
+    sums = (stream("reduce", whole.num_bytes - x.num_bytes, 2 * d),) if trained else ()
+    g.op(whole.name, "elementwise", inputs=(x,), outputs=(whole,), forward=(joins,), backward=sums, aliases=(x,), parameter_numel=trained)  # fmt: skip
+    return whole
 
 
 def scaled(g: Graph, t: OpContext, name: str, x: Value) -> Value:
@@ -132,10 +138,16 @@ def _projected(g: Graph, t: OpContext, tower: Tower, x: Value, number: int, d_mo
 
 
 def embedding(s: OpContext) -> Block:
-    """The first block of a model: its input are tokens."""
-    ids = Value("tokens", s.tokens, "int64")
-    g = Graph("embedding", ids)
-    return g.block(embedded(g, s, ids), s.model.num_parameters_of("embedding"))
+    """The first block of a model: its input are tokens, or the pixels of an image."""
+    m, rows = s.model, s.tokens - s.batch
+    given = Value("input", rows * m.patch_numel, "fp32") if m.patch_numel else Value("tokens", s.tokens, "int64")
+    g = Graph("embedding", given)
+    if not m.patch_numel:
+        return g.block(embedded(g, s, given), m.num_parameters_of("embedding"))
+    pixels = g.cast(given, s.dtype, "pixels")
+    x = linear(g, s, "embedding.patch", pixels, m.d_model, bias=True, split="none", tokens=rows, head=True)
+    x = learned_positions(g, s, _with_class_token(g, s, x, "embedding.class_token"))
+    return g.block(part(g, s, "embedding.part", x), m.num_parameters_of("embedding"))
 
 
 def embedded(g: Graph, s: OpContext, given: Value) -> Value:
@@ -169,11 +181,25 @@ def embedded(g: Graph, s: OpContext, given: Value) -> Value:
     x = leave(g, s, "embedding.leave", x) if s.vocab_parallel else part(g, s, "embedding.part", x)
     if m.positions == "learned":
         x = learned_positions(g, s, x)
+    if m.token_kinds:
+        x = _kinds(g, s, x)
     if m.embedding_scale:
         x = g.pointwise("scaled", [x], g.value("scaled", x.numel, x.dtype))
     if m.embedding_norm:
         x = norm(g, s, "embedding_norm", x, m.d_model)
     return x
+
+
+def _kinds(g: Graph, s: OpContext, x: Value) -> Value:
+    """A row of the table of kinds added to each token: text before a separator, text behind it."""
+    m, trained = s.model, s.trains("embedding.kinds.weight")
+    table, size, ids = m.token_kinds * m.d_model * DTYPE_BYTES[s.parameter_dtype], x.num_bytes, 8 * s.stream_tokens
+    out = g.value("of_kind", x.numel, x.dtype)
+    added = stream("embedding_forward", ids + size, size), stream("elementwise", 2 * size, size)
+    back = (stream("memset", 0, table), stream("embedding_backward", size + 6 * ids, table, 6)) if trained else ()
+    g.op("kinds", "embedding", inputs=(x,), outputs=(out,), forward=added, backward=back, aliases=(x,),
+         forward_temporary_bytes=size, parameter_numel=m.token_kinds * m.d_model * trained)  # fmt: skip
+    return out
 
 
 def learned_positions(g: Graph, s: OpContext, x: Value) -> Value:

@@ -25,7 +25,10 @@ _ROW_BYTES_FORWARD, _ROW_BYTES_BACKWARD = 12, 33
 
 def cross_entropy(g: Graph, s: OpContext, logits: Value) -> Value:
     """The mean loss, a scalar, of logits [T, V], and what the stack's training metrics make of the logits."""
-    kind, kernels = s.stack.kernels.loss, dict.fromkeys(SHIFTED, _shifted)
+    own = (
+        s.model.bidirectional or s.model.num_classes
+    )  # labels are the tokens' own: nothing is shifted, or widened for it
+    kind, kernels = s.stack.kernels.loss, dict.fromkeys(SHIFTED, _eager if own else _shifted)
     kernels |= {"eager": _eager, "fp32_eager": _eager, "fp32_in_place": _megatron_unfused}
     kernels |= {"fp32_beside": _beside, "in_place": _in_place}
     fused = _megatron if s.stack.traits.jit_loss else _one_kernel
@@ -74,7 +77,7 @@ def _eager(g: Graph, s: OpContext, logits: Value) -> Value:
 
     Without a cast torch reads and writes 16 bits, and computes in fp32 inside its kernels.
     """
-    wide = logits if s.stack.kernels.loss == "eager" else g.cast(logits, "fp32", "logits.float", "loss")
+    wide = logits if s.stack.kernels.loss != "fp32_eager" else g.cast(logits, "fp32", "logits.float", "loss")
     if s.splits_loss and s.stack.traits.dtensor:
         return _split(g, s, logits, wide)
     return _log_softmax(g, s, wide, logits)

@@ -121,16 +121,22 @@ class OpContext:
         """Keys a query sees, as the length of an equal causal triangle where windows cut some off.
 
         A causal kernel over (q, kv) does q kv / 2 pairs, so a window w < s is the triangle with kv = 2w - w²/s, and documents
-        of d tokens are one with kv = d.
+        of d tokens are one with kv = d. Without a mask over all pairs the triangle is a rectangle.
         """
         model, s = self.model, self.plan.attended_len
         if self.tower is not None:
             return s
+        halves = 1 if model.bidirectional else 2
         if self.plan.peft.method == "prefix":  # every query sees all of it: twice its part of a triangle
-            return s + 2 * self.plan.peft.prefix_tokens
+            return s + halves * self.plan.peft.prefix_tokens
         if model.sliding_window is None or model.sliding_window >= s:
             return s
-        return 2 * model.attention_pairs(s) // (model.num_attention_layers * s)
+        return halves * model.attention_pairs(s) // (model.num_attention_layers * s)
+
+    @property
+    def causal(self) -> bool:
+        """Queries see the keys ahead of them alone."""
+        return self.tower is None and not self.model.bidirectional
 
     @property
     def fuses_experts(self) -> bool:

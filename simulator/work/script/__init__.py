@@ -11,7 +11,6 @@ from simulator.work.script.ddp import DDP
 from simulator.work.script.deepspeed import DEEPSPEED
 from simulator.work.script.fsdp1 import FSDP1
 from simulator.work.script.fsdp2 import FSDP2
-from simulator.work.script.hops import Hop
 from simulator.work.script.implementation import Implementation, implementation_of, register
 from simulator.work.script.internevo import INTERNEVO
 from simulator.work.script.local_sgd import agreement
@@ -38,7 +37,7 @@ from simulator.work.script.sharding import (
     stepped_numel,
 )
 from simulator.work.script.step import step_script
-from simulator.work.script.unit_comm import UnitComm, last_of
+from simulator.work.script.unit_comm import Hop, UnitComm, last_of
 from simulator.work.script.zero_redundancy import ZERO_REDUNDANCY
 
 for _one in (

@@ -14,13 +14,12 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.plan.optimizers import OPTIMIZERS
 from simulator.spec.plan.traits import Traits
-from simulator.work.script.buckets import buckets
 from simulator.work.script.buffers import Buffers
 from simulator.work.script.hooks import compressed, hook_hops, hook_tensors
 from simulator.work.script.implementation import Implementation, Library, MakeBuffers
 from simulator.work.script.order import Replicated
 from simulator.work.script.resident import shaped_states, stepped_numels, torch_resident
-from simulator.work.script.sharding import ParameterUnit, Shape, numel_of, pieces
+from simulator.work.script.sharding import ParameterUnit, Shape, buckets, numel_of, pieces
 from simulator.work.script.storage import ROOT, Storages
 from simulator.work.script.unit_comm import UnitComm, whole_broadcasts
 

@@ -14,9 +14,8 @@ from typing import Final
 from simulator.base.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel, Stream
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.work.script.buckets import buckets
-from simulator.work.script.hops import Hop
-from simulator.work.script.sharding import Shape, numel_of
+from simulator.work.script.sharding import Shape, buckets, numel_of
+from simulator.work.script.unit_comm import Hop
 
 # Below so many columns a product with a factor is limited by reading M: cuBLAS runs it as a matrix-vector product or in
 # pieces, and no tile of a plain product is that narrow.

@@ -10,9 +10,9 @@ from __future__ import annotations
 from simulator.base.kernels import Stream
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.work.script.hops import Hop
 from simulator.work.script.one_bit import compressed_sum
 from simulator.work.script.queries import resident_tensors
+from simulator.work.script.unit_comm import Hop
 
 
 def agreement(model: Model, plan: Plan) -> tuple[Hop, ...]:

@@ -23,13 +23,12 @@ from simulator.spec.plan import Plan
 from simulator.spec.plan.traits import Traits
 from simulator.spec.software.stack import Stack
 from simulator.work.parameters import trained
-from simulator.work.script.buckets import DEFAULT_BUCKET_BYTES
 from simulator.work.script.buffers import Buffers
 from simulator.work.script.flat import flat_units
 from simulator.work.script.implementation import Implementation
 from simulator.work.script.order import Replicated
 from simulator.work.script.resident import optimizer_tensors
-from simulator.work.script.sharding import Shape, numel_of, shard_ranks
+from simulator.work.script.sharding import DEFAULT_BUCKET_BYTES, Shape, numel_of, shard_ranks
 from simulator.work.script.unit_comm import UnitComm
 
 _SUM: Final = 4  # bytes of an element of the sums

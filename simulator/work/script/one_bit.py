@@ -13,8 +13,8 @@ from typing import Final
 from simulator.base.kernels import Stream
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.work.script.hops import Hop
 from simulator.work.script.sharding import pieces
+from simulator.work.script.unit_comm import Hop
 
 _SIZE: Final = 4  # errors and momenta are fp32, whatever the parameters are
 # (reads, writes, launches) of one tensor, over its fp32 bytes. Before the first exchange: error added, norm, new error (sign,

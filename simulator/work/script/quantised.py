@@ -13,9 +13,8 @@ from typing import Final
 
 from simulator.base.kernels import DTYPE_BYTES, Stream
 from simulator.spec.plan import Plan
-from simulator.work.script.hops import Hop
 from simulator.work.script.sharding import Shape
-from simulator.work.script.unit_comm import UnitComm
+from simulator.work.script.unit_comm import Hop, UnitComm
 
 SCALE_BYTES: Final = 4
 BLOCK_NUMEL: Final = 8000  # elements that share a scale at most: CUDAQuantizer.target_group_size

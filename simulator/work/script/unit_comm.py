@@ -5,9 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from simulator.base.kernels import Stream
-from simulator.work.script.hops import Hop
+from simulator.base.kernels import Kernel, Stream
 from simulator.work.script.sharding import Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """Passes over memory, then `count` collectives that carry `size_bytes` together; none where that is 0.
+
+    role: whose group, as `simulator.play.lower.builder.Fabric.axis` names it. blocking: the host waits for it, and the backward
+    for the host.
+    """
+
+    kernels: tuple[Kernel, ...] = ()
+    kind: str = ""
+    role: str = ""
+    size_bytes: int = 0
+    count: int = 1
+    blocking: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,7 @@ from simulator.base.schema import is_python, parse_json, parse_toml, read_json
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.readers.plans.by_framework import read_stated, settings_of, text_of
 from simulator.formats.readers.plans.draft import GPUS, Draft, drafted_fields, plan_fields
-from simulator.formats.readers.plans.reading import AUTO
-from simulator.formats.readers.plans.stated import Stated
+from simulator.formats.readers.plans.reading import AUTO, Stated
 from simulator.formats.readers.plans.tuning_command import LAUNCHES, NAMED
 from simulator.spec.plan import Plan
 

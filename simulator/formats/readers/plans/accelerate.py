@@ -13,8 +13,7 @@ from simulator.base.errors import InputError
 from simulator.formats.readers.plans import deepspeed
 from simulator.formats.readers.plans.draft import Degree, Draft
 from simulator.formats.readers.plans.options import options_of, table_of
-from simulator.formats.readers.plans.reading import AUTO, Entry, Reading, flattened
-from simulator.formats.readers.plans.stated import ReadJson
+from simulator.formats.readers.plans.reading import AUTO, Entry, Reading, ReadJson, flattened
 from simulator.spec.model import Model
 
 SOFTWARE: Final = "accelerate 1.12"

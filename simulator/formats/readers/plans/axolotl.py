@@ -14,7 +14,7 @@ from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.options import table_of
 from simulator.formats.readers.plans.preferences import ALONE, pairs
-from simulator.formats.readers.plans.stated import Stated
+from simulator.formats.readers.plans.reading import Stated
 from simulator.formats.readers.plans.trainer import LIGER, Job
 from simulator.spec.model import Model, ModelPart
 

@@ -10,7 +10,7 @@ from simulator.base.errors import PlanError
 from simulator.base.files import ordinary
 from simulator.base.schema import unreadable
 from simulator.formats.readers.plans.draft import Draft
-from simulator.formats.readers.plans.stated import Stated
+from simulator.formats.readers.plans.reading import Stated
 
 MAX_BYTES: Final = 2**20
 

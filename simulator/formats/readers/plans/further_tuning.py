@@ -15,8 +15,7 @@ from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.options import table_of
 from simulator.formats.readers.plans.preferences import pairs
 from simulator.formats.readers.plans.python_settings import python_settings
-from simulator.formats.readers.plans.reading import Reading
-from simulator.formats.readers.plans.stated import Stated
+from simulator.formats.readers.plans.reading import Reading, Stated
 from simulator.formats.readers.plans.trainer import UNSLOTH, Job
 from simulator.formats.readers.plans.transformers import answers
 from simulator.formats.readers.yaml_document import read_yaml

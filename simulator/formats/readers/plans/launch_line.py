@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -11,13 +11,12 @@ from typing import Final
 from simulator.base.errors import Fault, PlanError
 from simulator.base.files import ordinary
 from simulator.base.units import whole
-from simulator.formats.readers.plans.allocator import allocator_of
 from simulator.formats.readers.plans.launch_world import World, slurm_variables, world_of
 from simulator.formats.readers.plans.options import megatron_arguments, table_of
-from simulator.formats.readers.plans.reading import MAX_SETTINGS, UNSET, Entry, Setting
+from simulator.formats.readers.plans.reading import MAX_SETTINGS, UNSET, Entry, Setting, shortened
 from simulator.formats.readers.plans.shell import Shell
 from simulator.formats.readers.plans.shell_words import Unknown, Word, words_of
-from simulator.spec.plan.alloc_conf import VARIABLES
+from simulator.spec.plan.alloc_conf import VARIABLES, parse_alloc_conf
 
 # Words that only a training command of Megatron's has
 _SIGNS: Final = {
@@ -299,3 +298,53 @@ def _put(line: LaunchLine, name: str, values: Sequence[str], place: str, unknown
         line.unknown[name] = unknown
         value = UNSET if value is not True else True
     line.options[name] = Entry(name=name, value=value, place=place)
+
+
+# PyTorch's allocator settings in a launch script: the variable exported, set before a command, or passed by a launcher.
+_PASSED: Final = re.compile(rf"(?:^|[=,])({'|'.join(VARIABLES)})=(.+)$")  # `env X=Y`, `-e X=Y`, `--export=ALL,X=Y`
+_DRIVERS: Final = re.compile(r"(^|,)\s*backend\s*:\s*cudaMallocAsync\b")
+
+Found = tuple[Entry | None, list[Setting], list[Fault]]
+
+
+def allocator_of(
+    variables: Mapping[str, Sequence[Word]], launcher: Sequence[Word], file: str, define: Collection[str]
+) -> Found:
+    """(its settings as text, what became of each variable, what is wrong).
+
+    variables: the script's, by name, as words; define: those of them that the caller gives.
+    """
+    stated = {name: ("".join(word.text for word in words), words) for name, words in variables.items() if words}
+    for word in launcher:
+        if passed := _PASSED.search(word.text):
+            stated[passed[1]] = passed[2], [word]
+    found: Entry | None = None
+    settings, faults = list[Setting](), list[Fault]()
+    for name in (name for name in VARIABLES if name in stated):
+        text, words = stated[name]
+        place = f"--define {name}" if name in define else f"{file}:{words[0].line}"
+        setting = {"name": name, "value": shortened(text)}
+        unknown = [one.what for word in words for one in word.unknown]
+        if unknown:
+            note = f"hangs on {', '.join(unknown)}: taken as not set; --define {name}='…' gives it"
+            settings.append(Setting(**{**setting, "value": "?"}, place=place, use="unknown", note=note))
+        elif found is not None:
+            settings.append(Setting(**setting, place=place, use="overruled", note=f"torch reads {found.name} first"))
+        elif _DRIVERS.search(text):
+            note = "the driver's pool has no published rules: PyTorch's own allocator is taken"
+            settings.append(Setting(**setting, place=place, use="not modelled", note=note))
+        else:
+            faults += (wrong := _faults(name, text, place))
+            if not wrong:
+                found = Entry(name=name, value=text, place=place)
+                settings.append(Setting(**setting, place=place, use="used", note="plan.memory.alloc_conf"))
+    return found, settings, faults
+
+
+def _faults(name: str, text: str, place: str) -> list[Fault]:
+    try:
+        parse_alloc_conf(text)
+    except ValueError as exc:
+        remedy = f"as torch takes it, or --define {name}= for none"
+        return [Fault(place=f"{place}: {name}", problem=str(exc), remedy=remedy, flags=(("--define", f"{name}="),))]
+    return []

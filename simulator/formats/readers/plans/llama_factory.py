@@ -10,8 +10,7 @@ from simulator.formats.readers.peft_words import scoped
 from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.preferences import ALONE, pairs
-from simulator.formats.readers.plans.reading import Reading
-from simulator.formats.readers.plans.stated import Stated
+from simulator.formats.readers.plans.reading import Reading, Stated
 from simulator.formats.readers.plans.trainer import UNSLOTH, Job
 from simulator.spec.model import Model
 

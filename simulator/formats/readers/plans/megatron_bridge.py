@@ -19,8 +19,7 @@ from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.megatron import read_arguments, read_stack
 from simulator.formats.readers.plans.megatron_hybrid import with_layers_counted
 from simulator.formats.readers.plans.options import megatron_arguments, table_of
-from simulator.formats.readers.plans.reading import Entry, Reading, flattened
-from simulator.formats.readers.plans.stated import Stated
+from simulator.formats.readers.plans.reading import Entry, Reading, Stated, flattened
 from simulator.spec.model import Model
 from simulator.spec.model.families import preset_of
 

@@ -15,8 +15,7 @@ from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.draft import Degree, Draft
 from simulator.formats.readers.plans.options import options_of, table_of
 from simulator.formats.readers.plans.preferences import pairs_note
-from simulator.formats.readers.plans.reading import Entry, Reading, flattened
-from simulator.formats.readers.plans.stated import Stated
+from simulator.formats.readers.plans.reading import Entry, Reading, Stated, flattened
 from simulator.spec.model.files import preset_names
 
 _DTYPES: Final = {"bf16": "bf16", "fp32": "fp32"}

@@ -16,8 +16,7 @@ from simulator.formats.readers.peft_words import is_pattern, matched, with_ranks
 from simulator.formats.readers.plans import accelerate
 from simulator.formats.readers.plans.draft import Degree, Draft
 from simulator.formats.readers.plans.options import options_of, table_of
-from simulator.formats.readers.plans.reading import Entry, Reading, flattened
-from simulator.formats.readers.plans.stated import ReadJson, Stated
+from simulator.formats.readers.plans.reading import Entry, Reading, ReadJson, Stated, flattened
 from simulator.spec.model import Model
 from simulator.spec.model.families import preset_of
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.preferences import pairs
-from simulator.formats.readers.plans.stated import Stated
+from simulator.formats.readers.plans.reading import Stated
 from simulator.formats.readers.plans.trainer import DTYPES, Job
 
 _OF_TRL: Final = ("packing", "dataset_text_field", "completion_only_loss", "assistant_only_loss", "use_peft", "load_in_4bit")  # fmt: skip

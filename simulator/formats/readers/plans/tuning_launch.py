@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from simulator.base.files import ordinary
-from simulator.formats.readers.plans.allocator import allocator_of
 from simulator.formats.readers.plans.by_framework import read_stated
 from simulator.formats.readers.plans.draft import Draft
+from simulator.formats.readers.plans.launch_line import allocator_of
 from simulator.formats.readers.plans.launch_world import World, slurm_variables, world_of
-from simulator.formats.readers.plans.reading import UNSET, Setting
+from simulator.formats.readers.plans.reading import UNSET, Setting, Stated
 from simulator.formats.readers.plans.shell import Shell
 from simulator.formats.readers.plans.shell_words import Word, words_of
-from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.tuning_command import Option, command_of
 from simulator.formats.readers.plans.tuning_settings import Find, Launch, read_program
 from simulator.spec.plan.alloc_conf import VARIABLES

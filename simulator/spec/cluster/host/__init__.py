@@ -5,7 +5,7 @@ A `Host` is a machine by its own description; a `Cluster` is written by a person
 
 from simulator.spec.cluster.host.cuts import cuts, rated
 from simulator.spec.cluster.host.findings import Finding, findings
-from simulator.spec.cluster.host.parts import Cable, Gpu, Host, Nic, Path, PcieLink
+from simulator.spec.cluster.host.parts import Cable, Gpu, Host, Nic, NodeTree, Path, PcieLink, Switch
 from simulator.spec.cluster.host.structure import (
     Island,
     domains,
@@ -15,7 +15,6 @@ from simulator.spec.cluster.host.structure import (
     nearest_nics,
     pcie_groups,
 )
-from simulator.spec.cluster.host.tree import NodeTree, Switch
 
 __all__ = [
     "Cable", "Finding", "Gpu", "Host", "Island", "Nic", "NodeTree", "Path", "PcieLink", "Switch", "cuts", "domains",

@@ -132,6 +132,7 @@ def _sources(keys: Keys, known: Family, config: Mapping[str, Any], *, read_as: s
 
 _TOWERS = ("vision_config", "audio_config", "visual", "img_processor", "mm_vision_tower")
 _LEFT_OUT = "towers and their projectors are no part of the model"
+_CAPTURED = "`shardwise capture` predicts your own PyTorch step, whatever its model"
 _RUN = "; `shardwise capture config.json --recipe fsdp2` runs both"
 
 
@@ -160,6 +161,10 @@ def _unknown_family(config: Mapping[str, Any], place: str) -> Fault:
     """The fault of a family that is not known, with those as which the file can be read."""
     own = config.get("model_type")
     problem = "is missing" if own is None else f"{str(own)[:100]!r} is not known"
+    if why := key_facts()["other_kinds"].get(
+        "encoder_decoder" if config.get("is_encoder_decoder") is True else str(own)
+    ):
+        return Fault(f"{place}: model_type", f"{str(own)[:100]!r} is {why}, which plans do not describe", _CAPTURED)
     near = difflib.get_close_matches(str(own)[:100], family_names(), n=2) if own is not None else []
     readable = _readers(config, near)
     hint = f"nearest: {', '.join(near)}; " if near else ""

@@ -146,6 +146,11 @@ def _pattern_of(configs: object) -> str:
     return "".join(letter for block in configs for part, letter in words if not block[part].get("no_op"))  # type: ignore[attr-defined]
 
 
+def _classifies(architectures: object) -> bool:
+    """The class that a file names reads one token and tells classes apart."""
+    return isinstance(architectures, list) and str(architectures[:1]).endswith("ForSequenceClassification']")
+
+
 def _zeros(layers: object) -> int:
     """Layers before the first with experts, of a list that has 1 for those."""
     if isinstance(layers, list) and 1 in layers and 0 not in layers[layers.index(1) :]:
@@ -176,6 +181,7 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "name_of": _name_of,
     "has": contains,
     "zeros": _zeros,
+    "classifies": _classifies,
     "max": max,
     "len": len,
     "int": int,
