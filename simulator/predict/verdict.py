@@ -222,15 +222,12 @@ def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse, inside
 
 def _recomputing_less(lowering: Lowering) -> str:
     """The ways to recompute less that plan and model can take."""
-    plan, more = lowering.plan, 2 * lowering.plan.recompute.every
-    ways: dict[str, dict[str, object]] = {
-        "recompute = none": {"recompute": "none"},
-        "recompute = selective": {"recompute": "selective"},
-        f"every_k with recompute_every = {more}": {"recompute": "every_k", "recompute_every": more},
-    }
-    only = slice(0, 1) if plan.recompute.mode == "selective" else slice(1, 3)
-    cases = {way: Case(plan=plan.copy_with(**keys), model=lowering.model) for way, keys in [*ways.items()][only]}
-    return " or ".join(way for way, case in cases.items() if not faults(case))
+    plan, every = lowering.plan, 2 * lowering.plan.recompute.every
+    ways = {"recompute = selective": ("selective", 1), f"every_k with recompute_every = {every}": ("every_k", every)}
+    if plan.recompute.mode == "selective":
+        ways = {"recompute = none": ("none", 1)}
+    plans = {way: plan.copy_with(recompute=mode, recompute_every=each) for way, (mode, each) in ways.items()}
+    return " or ".join(way for way, less in plans.items() if not faults(Case(plan=less, model=lowering.model)))
 
 
 def fitting(remedies: Sequence[Remedy] | None, num_devices: int) -> str:
