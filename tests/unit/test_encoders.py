@@ -197,7 +197,7 @@ def test_contradictions_of_a_head_are_faults(fields: dict[str, Any], said: str) 
 
 def test_no_label_of_an_encoder_is_shifted() -> None:
     """transformers' ForCausalLMLoss widens logits and copies them without the last row; an encoder's loss takes them as they are."""
-    stack = Stack.load("transformers-2024")
+    stack = Stack.load("transformers-2024").copy_with(loss="fp32_shifted")
     names = [{op.name for op in build_blocks(model, stack, Plan(seq_len=512)).head.ops} for model in (BERT, CLASSES)]
     causal = build_blocks(BERT.model_copy(update={"bidirectional": False}), stack, Plan(seq_len=512)).head.ops
     assert "logits.shifted" in {op.name for op in causal}

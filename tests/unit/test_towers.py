@@ -61,6 +61,26 @@ def test_a_tower_has_the_parameters_of_transformers_own_model(one: tuple[dict[st
     assert "not modelled" not in model.sources
 
 
+def test_a_file_of_internvl_s_own_code_has_its_published_parameters(tmp_path: Path) -> None:
+    """huggingface.co/OpenGVLab/InternVL2_5-8B: total 8,075,365,376; an image of one tile is 16 × 16 tokens."""
+    text = {"model_type": "internlm2", "bias": False, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 92553, "tie_word_embeddings": False}  # fmt: skip
+    vision = {"model_type": "intern_vit_6b", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "image_size": 448,
+              "num_attention_heads": 16, "norm_type": "layer_norm", "qk_normalization": False, "qkv_bias": True, "patch_size": 14}  # fmt: skip
+    config = {
+        "model_type": "internvl_chat",
+        "downsample_ratio": 0.5,
+        "select_layer": -1,
+        "llm_config": text,
+        "vision_config": vision,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = Model.load(tmp_path)
+    assert model.num_parameters == 8_075_365_376
+    assert model.tower is not None
+    assert (model.tower.image_tokens, "not modelled" in model.sources) == (256, False)
+
+
 def small_without(model: Model) -> Model:
     return model.model_copy(update={"tower": None})
 

@@ -162,6 +162,28 @@ def test_a_deepspeed_file_that_a_framework_ships_is_known_where_it_is_not_beside
     assert "zero9.json: cannot be read" in str(launched(tmp_path, "llamafactory-cli train a.yaml").faults[0])
 
 
+@pytest.mark.parametrize(
+    ("name", "implementation", "zero"),
+    [("deepspeed_zero2", "deepspeed", 2), ("deepspeed_zero3", "deepspeed", 3), ("fsdp1", "fsdp1", 3), ("fsdp2", "fsdp2", 3), ("multi_gpu", "ddp", 0)],
+)  # fmt: skip
+def test_accelerate_s_files_that_trl_ships_are_known(name: str, implementation: str, zero: int, tmp_path: Path) -> None:
+    """The line of trl's own README, as it stands in the repository: 8 processes, bf16."""
+    line = (
+        f"accelerate launch --config_file examples/accelerate_configs/{name}.yaml trl/scripts/sft.py "
+        "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 --bf16 --max_length 2048"
+    )
+    file = tmp_path / "train.sh"
+    file.write_text(line)
+    draft = read_plan(file)
+    plan = plan_of(draft)
+    assert (plan.implementation, plan.zero, draft.num_devices, plan.compute_dtype) == (implementation, zero, 8, "bf16")
+    assert name == "multi_gpu" or any("not here: TRL's own" in setting.place for setting in draft.settings)
+    (tmp_path / f"{name}.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\n")  # one's own stands above
+    assert read_plan(file).num_devices == 2
+    file.write_text(line.replace(f"{name}.yaml", "mine.yaml"))
+    assert "mine.yaml is not beside this file" in str(read_plan(file).faults[0])
+
+
 def test_torchtune_s_recipe_is_the_command_s(tmp_path: Path) -> None:
     line = "tune run --nproc_per_node 4 lora_finetune_distributed --config torchtune-lora.yaml batch_size=4 model.lora_rank=32"
     plan = plan_of(launched(tmp_path, line))

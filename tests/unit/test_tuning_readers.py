@@ -518,6 +518,35 @@ def test_unsloth_studio_s_file(tmp_path: Path) -> None:
     assert plan.optimizer.kind == "adam8bit"
 
 
+def test_litgpt_s_pretraining_is_refused_as_what_it_is(tmp_path: Path) -> None:
+    """Its file has train.global_batch_size as Megatron-Bridge's do, and was asked for a recipe."""
+    file = tmp_path / "debug.yaml"
+    file.write_text("model_name: pythia-14m\ninitial_checkpoint_dir:\ntrain:\n  global_batch_size: 125\n  micro_batch_size: 5\n")  # fmt: skip
+    with pytest.raises(PlanError, match=r"LitGPT's pretraining is not read.*--data-parallel fsdp1"):
+        read_plan(file)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "meant"),
+    [
+        ({"base_model": "Qwen/Qwen2.5-7B", "sequence_length": 4096}, "sequence_length", "sequence_len"),
+        ({"model_name_or_path": "Qwen/Qwen2.5-7B", "finetuning_type": "lora", "cutoff_length": 4096}, "cutoff_length", "cutoff_len"),
+    ],
+    ids=["axolotl", "llama-factory"],
+)  # fmt: skip
+def test_a_length_by_a_longer_word_is_a_fault(settings: dict[str, Any], name: str, meant: str, tmp_path: Path) -> None:
+    """It decides time and memory, and the default was taken instead."""
+    assert f"{name}: is no option ({meant}?)" in told(read(tmp_path, "a.yaml", **settings))
+
+
+def test_what_other_kinds_of_runs_read_is_told_as_that(tmp_path: Path) -> None:
+    """GRPO's length of prompts in a file of DPO's: the name is known, so none like it is proposed."""
+    draft = read(tmp_path, "a.yaml", model_name_or_path="Qwen/Qwen2.5-7B", beta=0.1, max_length=2048, max_prompt_length=512, per_device_train_batch_size=1)  # fmt: skip
+    assert not draft.named("unknown")
+    (found,) = (setting for setting in draft.settings if setting.name == "max_prompt_length")
+    assert (found.use, found.note) == ("not modelled", "a run of this kind does not ask for it")
+
+
 def test_litgpt_shards_over_the_devices_that_it_states(tmp_path: Path) -> None:
     common = {"checkpoint_dir": "checkpoints/meta-llama/Llama-2-7b-hf", "precision": "bf16-true", "lora_r": 8,
               "lora_query": True, "lora_key": False, "lora_value": True, "lora_mlp": True,

@@ -47,7 +47,7 @@ def _with_images(model: Model, raw: Mapping[str, Any]) -> Model:
     ]
     if model.tower is None and any(one.meant for one in asked):
         problem = f"{model.name} has no tower for images that is read"
-        raise ModelError.at("--images", problem, "leave it out, or a model that has one")
+        raise ModelError.at(asked[0].flag, problem, "leave it out, or a model that has one")
     return patched(model, asked if model.tower else (), ModelError)
 
 

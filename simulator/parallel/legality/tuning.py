@@ -137,14 +137,9 @@ MODEL: Final = (
     ),
     _alone("tp", "tensor parallelism", "tp = 1", lambda plan: plan.tp == 1),
     _alone("cp", "context parallelism", "cp = 1", lambda plan: plan.cp == 1),
+    _alone("recompute", "each k-th layer recomputed", "recompute = full", lambda p: p.recompute.mode != "every_k"),
     _alone(
-        "recompute", "each k-th layer recomputed", "recompute = full", lambda plan: plan.recompute.mode != "every_k"
-    ),
-    _alone(
-        "offload",
-        "activations off the GPU",
-        "offload.activations = none",
-        lambda plan: plan.offload.activations == "none",
+        "offload", "activations off the GPU", "offload.activations = none", lambda p: p.offload.activations == "none"
     ),
     _alone("mixed_units", "adapters in FSDP1's flat vectors", "no mixed_units", lambda plan: not plan.mixes_units),
     _alone(

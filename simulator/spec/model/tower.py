@@ -139,19 +139,8 @@ class Tower(Strict):
     @property
     def layer_fields(self) -> dict[str, Any]:
         """Fields of a `Model` whose layers are the tower's."""
-        same = (
-            "num_layers",
-            "d_model",
-            "num_heads",
-            "d_ff",
-            "mlp",
-            "norm",
-            "qkv_bias",
-            "out_bias",
-            "mlp_bias",
-            "fused_qkv",
-            "qk_norm",
-        )
+        same = ("num_layers", "d_model", "num_heads", "d_ff", "mlp", "norm", "qkv_bias", "out_bias", "mlp_bias", "fused_qkv",
+                "qk_norm")  # fmt: skip
         return {name: getattr(self, name) for name in same} | {
             "name": VISION, "family": VISION, "num_kv_heads": self.num_heads, "head_dim": self.d_model // self.num_heads,
             "vocab_size": 1, "norm_bias": self.norm == "layer", "qk_norm_wide": self.qk_norm,

@@ -94,13 +94,8 @@ def joint(s: OpContext) -> Block:
         x = norm(g, t, "post_norm", x, tower.d_model)
     if tower.class_token:  # its gradient is that of the rest in zeros
         view = g.view("without_class", x, t.batch * tower.num_patches * tower.d_model)
-        g.op(
-            view.name,
-            "elementwise",
-            inputs=(x,),
-            backward=(stream("copy", view.num_bytes, x.num_bytes),),
-            views=(view,),
-        )
+        zeroed = stream("copy", view.num_bytes, x.num_bytes)
+        g.op(view.name, "elementwise", inputs=(x,), backward=(zeroed,), views=(view,))
         x = view
     features = [_projected(g, p, tower, x, number, s.model.d_model) for number in range(1 + tower.extra_projectors)]
     out, mask = g.value("joined", text.numel, text.dtype), g.value("mask", s.tokens, "int8")
@@ -114,11 +109,8 @@ def joint(s: OpContext) -> Block:
 
 def _projected(g: Graph, t: OpContext, tower: Tower, x: Value, number: int, d_model: int) -> Value:
     """Features as wide as the language model: squares of patches made one, a norm, linear layers."""
-    name, rows, (kind, _, joined) = (
-        f"{PROJECTOR}{number or ''}",
-        t.batch * tower.image_tokens,
-        tower.projector_norm.partition("_"),
-    )
+    name, rows = f"{PROJECTOR}{number or ''}", t.batch * tower.image_tokens
+    kind, _, joined = tower.projector_norm.partition("_")
     read, *widths = tower.projector_widths(d_model)
     if tower.merging == "mean":
         x = g.pointwise(f"{name}.pooled", [x], g.value(f"{name}.pooled", rows * tower.d_model, x.dtype), op="strided")

@@ -31,12 +31,12 @@ _ACCELERATE: Final = {"distributed_type", "compute_environment", "fsdp_config", 
 _TUNING: Final[Mapping[str, frozenset[str]]] = {
     "axolotl": frozenset({"base_model"}),
     "llama-factory": frozenset({"finetuning_type", "cutoff_len", "lora_target"}),
-    "litgpt": frozenset({"checkpoint_dir"}),
+    "litgpt": frozenset({"checkpoint_dir", "initial_checkpoint_dir"}),
     "transformers": frozenset({"per_device_train_batch_size", "num_train_epochs", "lr_scheduler_type", "use_peft"}),
 }
 # Lines that no other format has
 _LINES: Final = {
-    "litgpt": re.compile(r"^checkpoint_dir\s*:", re.MULTILINE),
+    "litgpt": re.compile(r"^(initial_)?checkpoint_dir\s*:", re.MULTILINE),
     "torchtune": re.compile(r"(?:^[ \t]+|[{,][ \t]*)_component_\s*:", re.MULTILINE),
     "unsloth": re.compile(r"^training:\s*\n[ \t]+training_type\s*:|^[ \t]*(from|import) unsloth\b", re.MULTILINE),
     "megatron-bridge": re.compile(

@@ -12,7 +12,7 @@ from typing import Any, Final
 from simulator.base.errors import InputError
 from simulator.formats.readers.plans import deepspeed
 from simulator.formats.readers.plans.draft import Degree, Draft
-from simulator.formats.readers.plans.options import options_of, table_of
+from simulator.formats.readers.plans.options import options_of, shipped
 from simulator.formats.readers.plans.reading import AUTO, Entry, Reading, ReadJson, flattened
 from simulator.spec.model import Model
 
@@ -169,13 +169,10 @@ def _deepspeed(
 
 def packaged(path: str) -> tuple[str, Mapping[str, Any]]:
     """The framework that ships a DeepSpeed file of that name or end of a path, and the file; "": none does."""
-    ends = (path, "/".join(path.split("/")[-2:]))
-    for whose, files in table_of("deepspeed-packaged").items():
-        if (found := next((files[end] for end in ends if end in files), None)) is not None:
-            enabled = {"enabled": AUTO}
-            batches = {"gradient_accumulation_steps": AUTO, "train_micro_batch_size_per_gpu": AUTO}
-            return whose, {"zero_optimization": found, **batches, "bf16": enabled, "fp16": enabled}
-    return "", {}
+    whose, found = shipped(path, "deepspeed-packaged")
+    enabled = {"enabled": AUTO}
+    batches = {"gradient_accumulation_steps": AUTO, "train_micro_batch_size_per_gpu": AUTO}
+    return whose, {"zero_optimization": found, **batches, "bf16": enabled, "fp16": enabled} if whose else {}
 
 
 def deepspeed_file(

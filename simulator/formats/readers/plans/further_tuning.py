@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from simulator.base.errors import PlanError
 from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.options import table_of
@@ -39,6 +40,13 @@ def further_settings(form: str, text: str, file: str, define: Mapping[str, str])
 
 def read_litgpt(stated: Stated) -> Draft:
     """The plan of a fine-tuning configuration: LoRA where it has a rank; several GPUs shard by FSDP and checkpoint blocks."""
+    if "initial_checkpoint_dir" in stated.data:
+        why = "LitGPT's pretraining is not read: it compiles the model, shards it by FSDP1 in a node and recomputes nothing"
+        raise PlanError.at(
+            f"{stated.file}: initial_checkpoint_dir",
+            why,
+            "flags: --model NAME --data-parallel fsdp1 --stack torch-2.4-compiled",
+        )
     job = trainer.begin(stated, "litgpt")
     r, fields, lora = job.r, job.fields, "lora_r" in job.r
     words = ("bf16-true", "bf16-mixed", "16-true", "16-mixed", "32-true")

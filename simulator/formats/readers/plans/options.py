@@ -83,5 +83,12 @@ def table_of(name: str) -> Mapping[str, Any]:
     return facts(__file__, f"tables/{name}")
 
 
+def shipped(path: str, table: str) -> tuple[str, Mapping[str, Any]]:
+    """The framework that ships a file of that name or end of a path, and what the table has of it; "": none does."""
+    ends = (path, "/".join(path.split("/")[-2:]))
+    found = ((whose, files[end]) for whose, files in table_of(table).items() for end in ends if end in files)
+    return next(found, ("", {}))
+
+
 def _off(entry: str | Mapping[str, Any]) -> Off:
     return Off(entry) if isinstance(entry, str) else Off(entry["why"], tuple(entry["values"]))

@@ -24,6 +24,7 @@ AUTO: Final = "auto"  # DeepSpeed's and accelerate's word for "whoever launches 
 _TRUE, _FALSE = {"true", "yes", "1", "on"}, {"false", "no", "0", "off"}
 _WHO: Final = "your launcher or training script decides it"
 _TYPO: Final = 0.93  # likeness (difflib's ratio) of a name of 15 or more letters with one of them wrong
+_LONG: Final = 8  # letters of a name with which another one begins that goes on in the same word: sequence_length
 _SHOWN: Final = 60  # characters of a value in a report
 
 
@@ -199,10 +200,15 @@ class Reading:
             elif (found := options.off.get(name) or _below(name, options.off)) is not None:
                 is_off = entry.value == "" or any(_same(entry.value, value) for value in found.values)
                 self._mark(entry, "no effect" if is_off else "not modelled", "" if is_off else found.why)
+            elif name in options.known:
+                self._mark(entry, "not modelled", "a run of this kind does not ask for it")
             else:
                 hint = nearest(name, {*options.known, *options.no_effect, *options.off})
                 self._mark(entry, "unknown", hint if hint.startswith("did") else "")
-                meant = get_close_matches(name, options.known - self.entries.keys(), n=1, cutoff=_TYPO) if typos else []
+                others = sorted(options.known - self.entries.keys()) if typos else []
+                meant = get_close_matches(name, others, n=1, cutoff=_TYPO) or [
+                    one for one in others if len(one) >= _LONG and name.startswith(one) and name[len(one) :].isalpha()
+                ]
                 if meant:
                     flags = (("--define", f"{name}="), ("--define", f"{meant[0]}={shortened(entry.value)}"))
                     self.fault(name, "is no option", f"{meant[0]}?", flags)

@@ -13,7 +13,7 @@ from simulator.base.schema import merged, nested
 from simulator.formats.readers.plans.accelerate_launch import trainer_settings
 from simulator.formats.readers.plans.by_framework import settings_of, text_of
 from simulator.formats.readers.plans.launch_world import WORLD_OPTIONS
-from simulator.formats.readers.plans.options import options_of, table_of
+from simulator.formats.readers.plans.options import options_of, shipped, table_of
 from simulator.formats.readers.plans.reading import UNSET, Setting, shortened
 from simulator.formats.readers.plans.shell import Shell
 from simulator.formats.readers.plans.shell_words import Word, words_of
@@ -167,6 +167,9 @@ def _launcher_rest(launch: Launch) -> None:
 def _yaml(launch: Launch, name: str, place: str, form: str) -> tuple[dict[str, Any], str]:
     """A file that the command names, as plain data, and its path."""
     path = launch.find(name)
+    whose, data = shipped(name, "accelerate-packaged") if not form and not path.is_file() else ("", {})
+    if whose:
+        return dict(data), f"{name} (not here: {whose}'s own)"
     if not path.is_file():
         remedy = f"put it there; or --plan {Path(name).name}"
         if form in _COPY and not Path(name).suffix:
