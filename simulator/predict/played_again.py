@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from simulator.base.errors import InputError
+from simulator.base.units import format_seconds
+from simulator.memory import MemoryUse
 from simulator.play.lower import Lowering, lower
 from simulator.predict.confidence import QUEUE, SHEET, WAITING, Z90
 from simulator.predict.play import SimulatedStep, play, step_seconds
@@ -59,6 +62,22 @@ def network_share(lowering: Lowering, step_s: float, *, fold: bool = True) -> Ne
         return None
     free_s, slower_s = (step_seconds(lowering.on_network(speed), fold=fold) for speed in (_FREE, _TENTH_LESS))
     return NetworkShare(hangs_s=max(0.0, step_s - free_s), tenth_less_s=max(0.0, slower_s - step_s))
+
+
+def inside_nodes(lowering: Lowering, memory: MemoryUse, step_s: float) -> str:
+    """What shards inside nodes, replicated over them, would do for the step: nothing where they do not fit or are no quicker."""
+    plan, nodes = lowering.plan, lowering.cluster.num_nodes
+    more_bytes = memory.resident_bytes * (nodes - 1)
+    if nodes == 1 or plan.dp_shard % nodes or memory.used_bytes + more_bytes > memory.capacity_bytes:
+        return ""
+    degrees = {"dp_replicate": nodes, "dp_shard": plan.dp_shard // nodes}
+    inputs = (lowering.full_cluster, lowering.given_stack, lowering.calibration, lowering.curves)
+    try:
+        found_s = step_seconds(lower(lowering.model, plan.copy_with(**degrees), *inputs))
+    except InputError:
+        return ""
+    words = ", ".join(f"{name} = {degree}" for name, degree in degrees.items())
+    return f"{words} shards inside a node, a step of {format_seconds(found_s)}; or " if found_s < step_s else ""
 
 
 def slow_s(lowering: Lowering, *, fold: bool = True) -> float:
