@@ -52,13 +52,15 @@ def without_commands(text: str, *, color: bool) -> str:
     return (_BUT_COLORS if color else _COMMANDS).sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-_OBEYED = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # which JSON may hold as they are
+_UNFIT = re.compile(
+    "[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)  # JSON takes them: a terminal obeys, UTF-8 has none
 
 
 def json_text(answer: object, *, indent: int | None = 2) -> str:
     """The answer as JSON, without a character that a terminal would obey. Raises ValueError for NaN and infinity."""
     text = json.dumps(answer, indent=indent, ensure_ascii=False, allow_nan=False)
-    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNFIT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def finite_number(text: str) -> float:

@@ -186,12 +186,14 @@ def lowered_programs(
 
 
 def played_programs(target: str, programs: Sequence[Program]) -> SimulatedStep:
-    """The programs' step in time, seen from the one that computes longest. Raises InputError where they never end."""
+    """The programs' step in time, seen from the one that computes longest. Raises InputError where they never end, or nothing runs."""
     try:
         timeline = run(programs)
     except EngineError as exc:
         remedy = "calls in one order on both sides, or batch_isend_irecv for what goes both ways"
         raise InputError.at(target, f"as on GPUs, {exc}", remedy) from None
+    if not timeline.step_s:
+        raise InputError.at(target, "nothing of it takes time", "a step that computes")
     program = max(programs, key=lambda one: timeline.busy(one.name, COMPUTE_STREAM))
     limits = [bounds(one) for one in programs]
     lower_s, upper_s = max(one for one, _ in limits), sum(one for _, one in limits)

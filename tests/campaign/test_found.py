@@ -67,6 +67,8 @@ FOUND = {
     "a source of a number that has a number's name": ("calibrations diff", "new.calibration.json", _new(b'"nccl_communicator_bytes": "prior"', b'"p95": "prior"'), 0, ""),
     "measurements without end, of which none is read": ("collective on a table", "c.csv", lambda data: data + b"x\n" * 2**18, 3, "has more than 20,000 rows"),
     "measurements of which most are not read": ("collective on a table", "c.csv", lambda data: data + b"x\n" * 2**12, 0, "more"),
+    "a program that runs nothing": ("long run of two captures", "a.capture.gz", lambda data: gzip.compress(json.dumps({**(one := json.loads(gzip.decompress(data))), "ranks": [{**rank, "events": []} for rank in one["ranks"]]}).encode()), 3, "nothing of it takes time"),
+    "a number that is half a character": ("samples diff", "old.jsonl", lambda data: re.sub(rb'"num_ranks": \w+', rb'"num_ranks": "\\ud800"', data, count=1), 0, "ud800"),
     "many lines with unknown keys": ("slurm", "topology.conf", lambda data: data + b"\nx = 1" * 2**18, 3, "this line and those behind it were not read"),
     "a group that holds a rank twice": ("capture", "step.capture.gz", lambda data: gzip.compress(re.sub(rb'"groups": \[\[[0-9, ]*\]', b'"groups": [[0, 0]', gzip.decompress(data))), 3, "is no list of ranks"),
     "a group of something else than ranks": ("capture", "step.capture.gz", _inside(b'"groups": [[', b'"groups": [[[], '), 3, "is no list of ranks"),

@@ -213,8 +213,8 @@ class StepCosts:
         return (cost + more)._replace(host_s=0.0, gaps_s=0.0).times(guesses)
 
     def on_a_line(self, batch: Batch) -> int:
-        """For how many steps from this one, which only decodes, the price is one line of the keys: 1 where that is not known."""
-        if self.windows != (None,) or self.plan.attention_dp or not self.graphed(batch):
+        """For how many steps from this one, which only decodes, what the device does is one line of the keys: 1 where that is not known."""
+        if self.windows != (None,) or self.plan.attention_dp:
             return 1
         apart = KEYS_APART * batch.decodes
         return (apart - batch.keys[0] % apart) // batch.decodes + 1
