@@ -51,6 +51,11 @@ _DOTTED = re.compile(
 MOST_TEXT_BYTES: Final = 64 * 2**20
 _MANY: Final = 56  # names that a message lists at most
 _LIKE_A_FILE: Final = 0.85  # files of one folder often differ in one word
+# Which option takes a file that was given in another one's place, by its suffix
+_SETTINGS: Final = dict.fromkeys(
+    (".sh", ".slurm", ".sbatch", ".yml", ".yaml"), "--plan takes a launch script or a framework's settings"
+)
+_TAKEN_BY: Final = {**_SETTINGS, ".json": "--model takes a config.json, --plan a framework's settings"}
 _PYTHON: Final = "is Python code, which is not read here"
 
 
@@ -69,6 +74,14 @@ class Strict(BaseModel, metaclass=_Called):
             return cls.model_validate(data, context=FROM_FILE if from_file else None)
         except ValidationError as exc:
             raise error(faults_of(exc, place, cls, data)) from None
+
+    @classmethod
+    def of_json(cls, file: Path, error: type[InputError]) -> Self:
+        """A JSON file of lists and tables as `save` writes them. Raises `error` with every fault."""
+        try:
+            return cls.model_validate_json(json.dumps(read_json(file, error)))
+        except ValidationError as exc:
+            raise error(faults_of(exc, file.name)) from None
 
     @classmethod
     def written_fields(cls) -> Mapping[str, FieldInfo]:
@@ -243,7 +256,7 @@ def read_toml(path: Path, error: type[InputError]) -> dict[str, Any]:
     try:
         data = parse_toml(text)
     except (ValueError, RecursionError) as exc:  # ValueError: not TOML, or digits beyond what Python reads
-        raise error(Fault(place=str(path), problem=f"not TOML: {exc}")) from None
+        raise error(Fault(place=str(path), problem=f"not TOML: {exc}", remedy=_TAKEN_BY.get(path.suffix, ""))) from None
     return data
 
 
@@ -297,7 +310,7 @@ def parse_json(text: str, path: Path, error: type[InputError], *, finite: bool =
         if finite:
             _refuse_non_finite(data, str(path), error)
     except (ValueError, RecursionError) as exc:  # ValueError: not JSON, or digits beyond what Python reads
-        raise error(Fault(place=str(path), problem=f"not JSON: {exc}")) from None
+        raise error(Fault(place=str(path), problem=f"not JSON: {exc}", remedy=_SETTINGS.get(path.suffix, ""))) from None
     error.raise_for(faults)
     return data
 

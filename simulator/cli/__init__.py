@@ -137,8 +137,11 @@ def _with_nearest(exc: click.ClickException) -> click.ClickException:
     if context is None:
         return exc
     if isinstance(exc, click.NoSuchOption):
-        wrong, known = exc.option_name, [name for one in context.command.params for name in one.opts]
-        if said := _of_a_plan(wrong, known):
+        from simulator.formats.readers.spelled_columns import names, plain
+
+        known = [name for one in context.command.params for name in one.opts]
+        wrong = names()["column"].get(plain(exc.option_name), exc.option_name)  # as tables of runs call it, too
+        if said := _of_a_plan(exc.option_name, known):
             return click.UsageError(f"{exc.message} {said}", context)
     elif isinstance(context.command, click.Group) and exc.message.startswith("No such command"):
         wrong, known = exc.message.split("'")[1], context.command.list_commands(context)

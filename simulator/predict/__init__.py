@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from simulator.base.arguments import checked
 from simulator.base.fit import Fit
@@ -16,7 +17,7 @@ from simulator.predict.confidence import Z90, own_sigma, reaches, spread
 from simulator.predict.gpu_kinds import StepMemory, kind_uses, mean_peak_flop_per_s, memory_by_device, worst_fit
 from simulator.predict.origins import extrapolated, sources
 from simulator.predict.play import bounds, play
-from simulator.predict.played_again import network_share, replayed
+from simulator.predict.played_again import inside_nodes, network_share, replayed
 from simulator.predict.prediction import Prediction, Remedy, Source
 from simulator.predict.tiers import with_lower_tiers, with_pages
 from simulator.predict.verdict import cause_of, pool_sources, suggest, with_paging, with_stalls
@@ -88,12 +89,12 @@ def prediction_of(
     alone = play(lowering, fold=fold)
     played = with_stalls(alone, memory, lowering.calibrations.get(step_memory.device, lowering.calibration))
     played = with_paging(played, memory, lowering)
-    found = None
+    found, inside = None, partial(inside_nodes, lowering, memory, float(played.step_s)) if advise else str
     if advise and memory.fit is not Fit.FITS and lowering.rank_classes is None:
         from simulator.predict.remedy_search import remedies
 
         found = remedies(lowering, played.step_s, memory)
-    parts = spread(lowering, played) | replayed(lowering, float(played.step_s), float(alone.step_s), fold=fold)
+    parts = spread(lowering, played) | replayed(lowering, float(played.step_s), alone, fold=fold)
     peak_flop_per_s = mean_peak_flop_per_s(lowering)
     floor_s = lowering.hardware_flop / (plan.num_devices * peak_flop_per_s)
     own = own_sigma(lowering)
@@ -115,7 +116,7 @@ def prediction_of(
         communication=dict(played.communication),
         memory=memory,
         cause=step_memory.cause,
-        suggestion="" if quick else suggest(lowering, played, memory, found),
+        suggestion="" if quick else suggest(lowering, played, memory, found, inside),
         extrapolated=() if quick else extrapolated(lowering),
         sources=() if quick else (*sources(lowering), *pool_sources(memory, lowering.calibration)),
         timeline=played.timeline,

@@ -13,7 +13,7 @@ from functools import partial
 from simulator.base.errors import EngineError, InputError
 from simulator.base.fit import Fit
 from simulator.base.kernels import Attention, Gemm, Kernel
-from simulator.base.units import format_bytes
+from simulator.base.units import counted, format_bytes
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.history import History, script_history, step_live_bytes
 from simulator.memory.outside import capacity_bytes, outside_torch_bytes, workspace_bytes
@@ -317,10 +317,10 @@ def _beside(column: Column, others: Sequence[Column], uses: Mapping[int, MemoryU
 
 
 def _check(capture: Capture, cluster: Cluster) -> None:
-    if capture.world_size != cluster.num_devices:
-        problem = f"was captured for {capture.world_size} ranks, and {cluster.name} has {cluster.num_devices} GPUs"
+    if (ranks := capture.world_size) != (gpus := cluster.num_devices):
+        problem = f"was captured for {counted(ranks, 'rank')}, and {cluster.name} has {gpus} GPUs"
         remedy = (
-            f"shardwise capture … --ranks {cluster.num_devices}, or --nodes for as many GPUs as ranks, "
+            f"shardwise capture … --ranks {gpus}, or --nodes or --gpus {ranks}xGPU for as many GPUs as ranks, "
             "or --scale-with a capture at another number of ranks"
         )
         raise InputError.at(capture.target, problem, remedy)

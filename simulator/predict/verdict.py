@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Final
@@ -14,7 +14,7 @@ from simulator.memory import MemoryUse
 from simulator.memory.driver_costs import DriverCosts
 from simulator.memory.use import RESERVED_HIGH
 from simulator.parallel.legality import Case, faults
-from simulator.parallel.model_shard import shard_of
+from simulator.parallel.model_shard import shard_of, whole_body
 from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import OWN_ALLOCATOR, STALL, Remedy, Source
@@ -153,14 +153,20 @@ def pool_sources(memory: MemoryUse, calibration: Calibration) -> tuple[Source, .
     return (Source(what="pool", kind="assumed" if source.startswith("assumed") else "calibrated", detail=source),)
 
 
-def suggest(lowering: Lowering, played: SimulatedStep, memory: MemoryUse, remedies: Sequence[Remedy] | None) -> str:
+def suggest(
+    lowering: Lowering,
+    played: SimulatedStep,
+    memory: MemoryUse,
+    remedies: Sequence[Remedy] | None,
+    inside: Callable[[], str],
+) -> str:
     """What to try: changes found to fit where the plan does not surely, else from what dominates the time.
 
-    remedies: None where nobody looked for them.
+    remedies: None where nobody looked for them. inside: asks what shards inside nodes would do for the step.
     """
     if memory.fit is not Fit.FITS:
         return fitting(remedies, lowering.plan.num_devices) if lowering.rank_classes is None else _ON_EQUAL_NODES
-    return _waited_for(lowering, played) or _moved(played, memory) or _faster(lowering, played, memory)
+    return _waited_for(lowering, played) or _moved(played, memory) or _faster(lowering, played, memory, inside)
 
 
 def _moved(played: SimulatedStep, memory: MemoryUse) -> str:
@@ -192,7 +198,7 @@ def _waited_for(lowering: Lowering, played: SimulatedStep) -> str:
     return f"{whom} {format_seconds(longer_s)} longer than the others, which wait: a plan without them may be faster"
 
 
-def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse) -> str:
+def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse, inside: Callable[[], str]) -> str:
     """What to try where memory is no matter."""
     plan = lowering.plan
     share = {name: seconds / played.step_s for name, seconds in played.breakdown.items()}
@@ -205,10 +211,11 @@ def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse) -> str
     if share.get("exposed:all_to_all", 0) > exposed / 2 > 0.05 and plan.ep > 1:
         return _nearer_experts(lowering, share["exposed:all_to_all"])
     if exposed > 0.1:
-        return _less_waiting(lowering, memory, exposed, share.get("exposed:cpu_adam", 0))
-    less = share.get("recompute", 0) > 0.05 and room > memory.peak_allocated_bytes // 2 and _recomputing_less(lowering)
-    if less:
-        return f"memory is left over: recompute less ({less}) to save its time"
+        return _less_waiting(lowering, memory, exposed, share.get("exposed:cpu_adam", 0), inside)
+    if share.get("recompute", 0) > 0.05 and room > memory.peak_allocated_bytes // 2:
+        less = _less_recomputed(lowering, room, played.breakdown["recompute"])
+        if less:
+            return f"memory is left over: {less}"
     larger = f"memory is left over: micro_batch_size = {2 * plan.micro_batch_size} makes larger, faster kernels"
     dominates = "compute dominates: a faster attention kernel or compiled blocks (--stack) is what is left"
     return larger if room > memory.peak_allocated_bytes else dominates
@@ -216,15 +223,23 @@ def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse) -> str
 
 def _recomputing_less(lowering: Lowering) -> str:
     """The ways to recompute less that plan and model can take."""
-    plan, more = lowering.plan, 2 * lowering.plan.recompute.every
-    ways: dict[str, dict[str, object]] = {
-        "recompute = none": {"recompute": "none"},
-        "recompute = selective": {"recompute": "selective"},
-        f"every_k with recompute_every = {more}": {"recompute": "every_k", "recompute_every": more},
-    }
-    only = slice(0, 1) if plan.recompute.mode == "selective" else slice(1, 3)
-    cases = {way: Case(plan=plan.copy_with(**keys), model=lowering.model) for way, keys in [*ways.items()][only]}
-    return " or ".join(way for way, case in cases.items() if not faults(case))
+    plan, every = lowering.plan, 2 * lowering.plan.recompute.every
+    ways = {"recompute = selective": ("selective", 1), f"every_k with recompute_every = {every}": ("every_k", every)}
+    if plan.recompute.mode == "selective":
+        ways = {"recompute = none": ("none", 1)}
+    plans = {way: plan.copy_with(recompute=mode, recompute_every=each) for way, (mode, each) in ways.items()}
+    return " or ".join(way for way, less in plans.items() if not faults(Case(plan=less, model=lowering.model)))
+
+
+def _less_recomputed(lowering: Lowering, room: int, seconds: float) -> str:
+    """To recompute nothing if what the layers then keep of a micro-batch surely has room, else less; empty where none can."""
+    plan, took = lowering.plan, f"about {format_seconds(seconds)} a step"
+    sizes = {block.name: block.saved_bytes - block.input_bytes for block in lowering.blocks.body}
+    kept = sum(sizes[kind] for kind in whole_body(lowering.model, plan))
+    if plan.recompute.mode == "full" and plan.pp == 1 and 1.1 * kept < room:
+        return f"recompute = none keeps {format_bytes(kept)} more, of {format_bytes(room)} free, and saves {took}"
+    less = _recomputing_less(lowering)
+    return less and f"recompute less ({less}) to save {took}"
 
 
 def fitting(remedies: Sequence[Remedy] | None, num_devices: int) -> str:
@@ -276,7 +291,9 @@ def _smaller_bubble(plan: Plan, bubble: float) -> str:
     return f"{100 * bubble:.0f} % of the step is the pipeline's bubble: {more}{chunks}, or fewer stages"
 
 
-def _less_waiting(lowering: Lowering, memory: MemoryUse, exposed: float, stepped: float) -> str:
+def _less_waiting(
+    lowering: Lowering, memory: MemoryUse, exposed: float, stepped: float, inside: Callable[[], str]
+) -> str:
     """stepped: of what is exposed, the optimizer on the host."""
     plan = lowering.plan
     if stepped > exposed / 2:
@@ -287,8 +304,7 @@ def _less_waiting(lowering: Lowering, memory: MemoryUse, exposed: float, stepped
         held = f"each GPU holds them (some {format_bytes(whole)})"
         return f"{percent}: zero = 0, data_parallel = ddp gathers no frozen weights, {held}"
     if plan.zero == 3 and plan.dp_replicate == 1:
-        within = "shard inside the node only (dp_replicate = nodes), or " if lowering.cluster.num_nodes > 1 else ""
-        return f"{percent}: {within}accumulate fewer, larger micro-batches"
+        return f"{percent}: {inside()}{'accumulate fewer, ' if plan.num_micro_batches > 1 else ''}larger micro-batches"
     return f"{percent}: larger micro-batches give each collective more compute to hide behind"
 
 

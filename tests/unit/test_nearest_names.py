@@ -189,6 +189,28 @@ def test_a_command_without_flags_of_a_plan_says_how_it_takes_one(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(
+    ("wrong", "option"), [("--mbs", "--micro-batch-size"), ("--dtype", "--precision"), ("--ctx-len", "--seq-len")]
+)
+def test_an_option_by_a_name_that_tables_use_is_known(
+    capsys: pytest.CaptureFixture[str], wrong: str, option: str
+) -> None:
+    assert main(["predict", wrong, "2"]) == ExitCode.USAGE
+    assert f"Did you mean {option}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "option"),
+    [((), "train.sh", "--plan"), (("--model",), "sft.yml", "--plan"), ((), "config.json", "--model")],
+)
+def test_a_file_in_another_ones_place_is_told_whose_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], name: str, option: str
+) -> None:
+    (tmp_path / name).write_text('{"hidden_size": 8}' if name.endswith("json") else "torchrun train.py \\\n --tp 2\n")
+    assert main(["predict", *flags, str(tmp_path / name)]) == ExitCode.BAD_INPUT
+    assert f"{option} takes" in capsys.readouterr().err
+
+
 def test_two_dashes_are_no_likeness(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collective", "--kind", "all_reduce"]) == ExitCode.USAGE
     assert capsys.readouterr().err.splitlines()[-1] == "Error: No such option '--kind'."

@@ -23,6 +23,7 @@ from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.spec.plan.peft import PeftPlan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import build_blocks
 
@@ -326,9 +327,41 @@ def test_a_host_that_is_late_is_named_where_nothing_else_is_waited_for_longer() 
     assert found == [(True, False), (False, True)]
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_sharding_inside_the_node_is_advice_for_several(nodes: int) -> None:
-    plan, stack = Plan(dp_shard=8 * nodes, seq_len=256), Stack.load("torch-2.11-compiled")  # whose host is ahead
-    found = predict(Model.load("gpt2"), plan, Cluster.load("hgx-h100-8", nodes), CALIBRATION, stack).suggestion
-    assert "waits for communication" in found
-    assert ("inside the node" in found) == (nodes > 1)
+@pytest.mark.parametrize(
+    ("cluster", "nodes", "stack"),
+    [
+        ("hgx-a100-80-8-roce-4x100", 2, "llm-foundry-2023"),
+        ("pcie-a100-80-8", 2, "torch-2.4-eager"),
+        ("mi300x-8", 2, "torch-2.11-eager"),
+        ("hgx-h100-8", 1, "torch-2.11-compiled"),
+    ],
+)
+def test_sharding_inside_nodes_is_advice_where_it_fits_and_is_quicker(cluster: str, nodes: int, stack: str) -> None:
+    """Gradients of replicas cross the network twice in an all-reduce: on many networks that is more than gathers take."""
+    plan, inputs = (
+        Plan(dp_shard=8 * nodes, seq_len=1024, recompute="full"),
+        (Cluster.load(cluster, nodes), None, Stack.load(stack)),
+    )
+    model = Model.load("llama3.2-1b")
+    found = predict(model, plan, *inputs, advise=True)
+    inside = predict(model, plan.copy_with(dp_replicate=nodes, dp_shard=8), *inputs)
+    assert "waits for communication" in found.suggestion
+    quicker = nodes > 1 and inside.fits and inside.step_s < found.step_s
+    words = f"dp_replicate = {nodes}, dp_shard = 8 shards inside a node, a step of {format_seconds(inside.step_s)}"
+    assert (words in found.suggestion) == ("dp_replicate" in found.suggestion) == quicker
+    assert "fewer" not in found.suggestion  # there is one micro-batch
+
+
+def test_where_nothing_need_be_recomputed_the_bytes_and_the_time_are_told() -> None:
+    """LoRA on a 32B model has room for all that its layers keep: what is told is what predictions of the other plan say."""
+    model, cluster, stack = Model.load("qwen2.5-32b"), Cluster.load("dgx-h100-8"), Stack.load("transformers-2024")
+    plan = Plan(dp_shard=8, seq_len=2048, peft=PeftPlan(method="lora"), recompute="full")
+    again, kept = (predict(model, plan.copy_with(recompute=mode), cluster, None, stack) for mode in ("full", "none"))
+    found = re.search(r"recompute = none keeps ([0-9.]+) GiB more, of ([0-9.]+) GiB free, and saves about ([0-9.]+) ms", again.suggestion)  # fmt: skip
+    assert found is not None
+    more, free, saved = map(float, found.groups())
+    assert more * GIB == pytest.approx(kept.memory.used_bytes - again.memory.used_bytes, rel=0.05)
+    assert free * GIB == pytest.approx(again.memory.capacity_bytes - again.memory.used_bytes, rel=0.01)
+    assert saved / 1000 == pytest.approx(again.step_s - kept.step_s, rel=0.1)
+    longer = predict(model, plan.copy_with(micro_batch_size=4), cluster, None, stack)
+    assert "recompute less (recompute = selective or every_k)" in longer.suggestion

@@ -195,6 +195,28 @@ def test_the_answer_says_which_software_it_assumed(
     assert ("no stack describes it" in shown) == (framework == "veScale")
 
 
+@pytest.mark.parametrize(
+    ("column", "cell", "ours", "value", "settings"),
+    [
+        ("recompute", "yes", "act_ckpt", "full", ()),
+        ("recompute", "✗", "act_ckpt", "none", ()),
+        ("recompute", "every_k", "act_ckpt", "", (("plan.recompute", "every_k"),)),
+        ("recompute", "selective", "act_ckpt", "", (("plan.recompute", "selective"),)),
+        ("sequence_parallel", "on", "seq_parallel", "y", ()),
+        ("sequence_parallel", "true", "seq_parallel", None, (("plan.sequence_parallel", True),)),
+        ("sharding_strategy", "DeepSpeed ZeRO-3", "zero_or_fsdp", "zero3", ()),
+        ("experts", "8", "n_experts", 8, ()),
+        ("zero", "stage 2", "zero_or_fsdp", "zero2", ()),
+    ],
+)
+def test_a_column_that_is_a_plan_s_key_too_is_read_as_people_fill_it(
+    tmp_path: Path, column: str, cell: str, ours: str, value: object, settings: tuple[tuple[str, object], ...]
+) -> None:
+    """As the plan takes it, where it does."""
+    found = row(tmp_path, f"{HEADER},{column},step_time_s", f"{CELLS},{cell},3")
+    assert (getattr(found, ours), found.settings) == (value, settings)
+
+
 def test_a_refusal_says_why_beside_its_kind(tmp_path: Path) -> None:
     header = "model,gpu,n_gpus,seq,mbs,gbs,step_time_s"
     report = backtest.run(read(tmp_path, header, "llama2-7b,Gaudi2,8,2048,1,8,3", "llama2-7b,TPU v5e,8,2048,1,8,3"))

@@ -1,12 +1,15 @@
 """Traits of a stack: `Stack.blocks` is read in one place, and what it means has names that others ask for."""
 
 import ast
+import csv
 import dataclasses
+import gzip
 import re
-from typing import get_args
+from typing import Final, get_args
 
 import pytest
 
+from simulator.base.presets import TOPOLOGIES
 from simulator.spec.software.stack import Stack
 from simulator.spec.software.traits import TRAITS, Blocks, StackTraits
 from tests.sources import MODULES, ROOT, nodes
@@ -79,3 +82,24 @@ def test_torch_splits_what_does_not_split_itself() -> None:
     for traits in TRAITS.values():
         assert traits.dtensor != traits.linears_communicate
         assert not (traits.runs_operators and traits.compiles_blocks)
+
+
+_OF_KIN: Final = {  # the same software in another release or compiled otherwise is among the measured runs
+    "deepspeed-0.14",
+    "torch-2.4-compiled",
+    "torchtitan-2025-eager",
+    "transformers-2023",
+}
+
+
+def test_software_that_was_read_and_never_measured_says_so_in_its_sigma() -> None:
+    """The default is of stacks whose steps were measured; no open row is of these."""
+    measured = set[str]()
+    for table in ("runs-plain", "runs-2-plain"):
+        with gzip.open(ROOT / "experiments" / "measured" / f"{table}.csv.gz", "rt", encoding="utf-8") as rows:
+            measured |= {row["stack"] for row in csv.DictReader(rows)}
+    names = sorted({path.stem for path in (TOPOLOGIES / "stacks").glob("*.toml")} - measured - _OF_KIN)
+    stacks = [one for one in map(Stack.load, names) if one.engine is None]
+    read = [one for one in stacks if any(entry.software and not entry.family for entry in one.describes)]
+    assert len(read) > 8
+    assert [one.name for one in read if one.fitted.sigma < 0.10 or "sigma" not in one.sources] == []

@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
 
-from simulator.base.errors import Fault, TableError
+from simulator.base.errors import Fault, PlanError, TableError
 from simulator.base.schema import nearest
 from simulator.formats.readers.csv_table import (
     CellError,
+    Parser,
     Spelling,
     header_names,
     integer_cell,
@@ -32,6 +33,7 @@ from simulator.formats.readers.csv_table import (
 from simulator.formats.readers.run_settings import setting_of, setting_parser
 from simulator.formats.readers.spelled_columns import advice, folded, gives, has_result, names, own_names, parsers
 from simulator.spec.model.files import preset_names
+from simulator.spec.plan import Plan
 from simulator.studies.backtest.rows import FP8_RECIPES, BadRow, FlopConvention, MemoryMetric, Metric, RunRow
 
 __all__ = ["COLUMNS", "REQUIRED", "BadRow", "RunRow", "read_runs"]
@@ -75,6 +77,11 @@ def read_runs(path: str | Path) -> Iterator[RunRow | BadRow]:
         settings = {column: key for column in header if column not in _PARSERS and (key := setting_of(column))}
         _refuse_two_spellings(path, settings)
         cells = {**_PARSERS, **parsers(), **{column: setting_parser(key) for column, key in settings.items()}}
+        cells |= {
+            column: _either(settings[column], cells[column], own, cells[own])
+            for column, own in names()["column"].items()
+            if column in settings and own not in header
+        }
         cells = {
             column: parse if parse in (text_cell, name_cell) else _or_blank(parse) for column, parse in cells.items()
         }
@@ -116,6 +123,8 @@ def _row(values: dict[str, Any] | BadRow, line: int, settings: Mapping[str, str]
     """The typed row, or everything that is wrong with it."""
     if isinstance(values, BadRow):
         return values
+    ours = [(column, one) for column, one in values.items() if isinstance(one, _Ours)]
+    values |= {column: None for column, _ in ours} | {one.column: one.value for _, one in ours}
     values = _public_model(folded({"id": f"line {line}", **values}))
     word, detail, unread = values.get("mem_metric") or (None, "", "")
     values |= {"mem_metric": word, "mem_metric_detail": detail, **({"mem_value": None} if unread else {})}
@@ -131,6 +140,28 @@ def _row(values: dict[str, Any] | BadRow, line: int, settings: Mapping[str, str]
         unread=(unread,) if unread else (),
         **values,
     )
+
+
+class _Ours(NamedTuple):
+    """A cell of a plan's key that the plan does not take so: `recompute` is `yes`, as a column of ours has it."""
+
+    column: str
+    value: object
+
+
+def _either(setting: str, parse: Callable[[str], object], own: str, parse_own: Callable[[str], object]) -> Parser:
+    """The parser of a column that is a plan's key and another name of one of ours: as the plan takes it, else as ours."""
+
+    def parsed(cell: str) -> object:
+        value = parse(cell)
+        try:
+            if value is not None:
+                Plan.parse({setting.removeprefix("plan."): value}, "", PlanError)
+        except PlanError:
+            return _Ours(own, parse_own(cell))
+        return value
+
+    return parsed
 
 
 def _public_model(values: dict[str, Any]) -> dict[str, Any]:

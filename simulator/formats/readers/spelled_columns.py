@@ -74,7 +74,11 @@ def parsers() -> dict[str, Callable[[str], object]]:
         for name in names()[kind]
     }
     counts = dict.fromkeys(("n_nodes", "accumulation"), integer_cell)
-    return {**results, **counts, "zero_stage": lambda cell: _stage(cell.casefold().removeprefix("zero").strip(" -_"))}
+    return {
+        **results,
+        **counts,
+        "zero_stage": lambda cell: _stage(re.sub(r"^(?:zero|stage|[ _-])+", "", cell.casefold())),
+    }
 
 
 def folded(values: dict[str, Any]) -> dict[str, Any]:

@@ -52,9 +52,8 @@ def as_json(one: ReplayedStep) -> dict[str, Any]:
 
 
 def _head(one: ReplayedStep) -> Text:
-    which = (
-        "all that was recorded" if one.step is None else f"step {one.step} of {counted(one.num_steps, 'recorded step')}"
-    )
+    steps = counted(one.num_steps, "recorded step")
+    which = "all that was recorded" if one.step is None else f"ProfilerStep#{one.step}, of {steps}"
     changes = "; ".join(one.changes) or "as it was recorded"
     return Text(f"{one.name}, {which}: {changes}", style="bold")
 

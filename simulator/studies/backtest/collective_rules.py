@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, Final
 
 from simulator.base.errors import ClusterError, InputError
+from simulator.base.presets import facts
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
@@ -22,50 +23,8 @@ from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import KINDS, CollectiveRow
 from simulator.work.collectives.call import Links, network_of
 
-# GPU column -> device, the first pattern that matches; others are looked up by their names and aliases.
-GPUS: Final = (
-    (r"V100-SXM[23]-32GB", "v100-sxm2-32gb"),
-    (r"A100-SXM4-40GB", "a100-sxm4-40gb"),
-    (r"A100-SXM4", "a100-sxm4-80gb"),
-    (r"A100-PCIe", "a100-pcie-80gb"),
-    (r"H100-NVL", "h100-nvl"),
-    (r"H100 or H200", "h100-sxm5-80gb"),  # the same links
-    (r"H200", "h200-sxm"),
-    (r"GB200", "gb200"),
-    (r"GB300", "gb300"),
-    (r"B200", "b200-sxm"),
-    (r"B300", "b300-sxm"),
-)
-
-# Words of the notes that name a machine or its network -> the preset whose network it has.
-MACHINES: Final = (
-    (r"\bp4de\b", "aws-p4de"),
-    (r"\bp4d\b", "aws-p4d"),
-    (r"\bp5en\b", "aws-p5en"),
-    (r"\bp5\b", "aws-p5"),
-    (r"P6-B200", "aws-p6-b200"),
-    (r"TCPXO", "gcp-a3-mega"),
-    (r"TCPX\b", "gcp-a3-high"),
-)
-
-# Words of the notes that name what carries the bytes -> (kind, GPUDirect RDMA); the first that matches.
-NETWORKS: Final = (
-    (r"NET/Socket|TCP over", "ethernet", False),
-    # NCCL has no transport for Slingshot: sockets without the libfabric plugin, which env3 to env5 have
-    (r"Slingshot(?!.*(Libfabric|OFI|CXI|env[345]))", "slingshot", False),
-    (r"Slingshot", "slingshot", True),
-    (r"\bEFA", "efa", True),
-    (r"RoCE|CX-5 100GbE", "roce", True),
-    (r"\bIB\b|InfiniBand|NDR|HDR|SHARP", "infiniband", True),
-)
-
 # Words of the notes after which the algorithm column is what a log said, not what was asked for.
 _LOGGED: Final = re.compile(r"as picked by NCCL|NCCL_NVLS_ENABLE=(1|unset)")
-# Words of the notes that stand for settings of NCCL or of the network's plugin
-_SETTINGS: Final = (
-    (r"CROSS_NIC=1|env[345]: env\d \+", {"NCCL_CROSS_NIC": "1", "NCCL_NET_GDR_LEVEL": "PHB"}),
-    (r"FI_CXI_RX_MATCH_MODE=software", {"FI_CXI_RX_MATCH_MODE": "software"}),
-)
 _DEGRADED: Final = re.compile(r"\breported as degraded\b")
 _ASSIGNED: Final = re.compile(r"\b(NCCL_[A-Z0-9_]+)=([A-Za-z0-9,^:]+)")
 _HOST_NIC: Final = 1.25  # a machine's total with its host's NIC over that of the NICs that serve GPUs, at most
@@ -122,9 +81,14 @@ def resolve(row: CollectiveRow) -> CollectiveRun:
     )
 
 
+def _words(kind: str) -> list[Any]:
+    """Patterns of a kind, each with what it says."""
+    return facts(__file__, "collective_words")[kind]  # type: ignore[no-any-return]
+
+
 @cache
 def _device(gpu: str) -> str | None:
-    named = next((device for pattern, device in GPUS if re.search(pattern, gpu)), None)
+    named = next((device for pattern, device in _words("gpus") if re.search(pattern, gpu)), None)
     try:
         return named or Device.resolve(gpu)
     except ClusterError:
@@ -132,11 +96,11 @@ def _device(gpu: str) -> str | None:
 
 
 def _machine(notes: str) -> str | None:
-    return next((preset for pattern, preset in MACHINES if re.search(pattern, notes)), None)
+    return next((preset for pattern, preset in _words("machines") if re.search(pattern, notes)), None)
 
 
 def _network(notes: str) -> tuple[str, bool] | None:
-    return next(((kind, rdma) for pattern, kind, rdma in NETWORKS if re.search(pattern, notes)), None)
+    return next(((kind, rdma) for pattern, kind, rdma in _words("networks") if re.search(pattern, notes)), None)
 
 
 def _rate(row: CollectiveRow) -> float | None:
@@ -161,7 +125,7 @@ def _assumed(row: CollectiveRow, network: tuple[str, bool] | None, cluster: Clus
 def _software(version: str, algorithm: str, protocol: str, notes: str, *, logged: bool) -> Nccl:
     """NCCL as the columns and the notes configure it; what a log reports is a result, not a setting."""
     given = {name: value for name, value in _ASSIGNED.findall(notes) if value.lower() != _UNSET}
-    for pattern, settings in _SETTINGS:
+    for pattern, settings in _words("settings"):
         if re.search(pattern, notes):
             given |= settings
     forced = {"NCCL_ALGO": algorithm, "NCCL_PROTO": protocol}

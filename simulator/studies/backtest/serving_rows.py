@@ -9,6 +9,7 @@ from math import ceil, inf
 from typing import Any, Final, Literal
 
 from simulator.base.errors import PlanError
+from simulator.base.presets import facts
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.hosts import usual_host
@@ -28,15 +29,11 @@ _FEWEST: Final = 1000
 _ROUNDS: Final = 10  # requests of a closed loop over its users, as InferenceX plays them
 _OPEN: Final = 1000  # requests of an open loop
 
-_WEIGHTS: Final = {
-    "": "bf16", "auto": "bf16", "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16",
-    "fp8": "fp8", "fp8-e4m3": "fp8", "fp8-block": "fp8", "w8a8-fp8": "fp8", "int8": "int8", "w8a16": "int8", "int4": "int4",
-    "w4a16": "int4", "awq": "int4", "gptq": "int4", "gptq-int4": "int4", "int4-awq": "int4", "awq-int4": "int4",
-    "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4",
-}  # fmt: skip
-_KV: Final = {word: kind for word, kind in _WEIGHTS.items() if kind in ("bf16", "fp16", "fp8")} | {
-    "": "auto", "auto": "auto", "fp8-e5m2": "fp8",
-}  # fmt: skip
+_WORDS: Final = facts(__file__, "serving_words")
+_WEIGHTS: Final[dict[str, str]] = _WORDS["weights"]
+_KV: Final[dict[str, str]] = _WORDS["kv"]
+SECONDS: Final[dict[str, float]] = _WORDS["seconds"]
+_UNITS: Final[dict[str, float]] = SECONDS | _WORDS["rates"]
 _NUMBER: Final = r"(inf|[0-9]{1,15}(?:\.[0-9]{1,15})?|\.[0-9]{1,15})"  # a cell may be a megabyte of digits
 _RATE: Final = re.compile(rf"(?<![0-9.]){_NUMBER}\s*(?:(?:requests?|req|reqs?|queries)?\s*(?:/|per )\s*s(?:ec|econd)?|[qr]ps\b)|(?:[qr]ps|rate)\s*[=:]?\s*{_NUMBER}",
                           re.IGNORECASE)  # fmt: skip
@@ -49,26 +46,9 @@ _COUNTED: Final = re.compile(r"(?<![\w/.,])([0-9][0-9,]{0,18}) requests?\b(?!\s*
 _MEANS: Final = re.compile(r"\blengths are means\b", re.IGNORECASE)
 
 Figure = Literal["ttft", "tpot", "itl", "latency", "output_rate", "token_rate", "request_rate"]
-# The words of a metric, in order; `_` and other signs between them are one space.
-_FIGURES: Final[tuple[tuple[str, Figure], ...]] = (
-    (r"prompt output tokens total time|total (?:token )?(?:throughput|tput)", "token_rate"),
-    (r"(?:output|generation) (?:tokens? )?(?:throughput|tput|speed)|output tok(?:en)?s? (?:per )?s(?:ec(?:ond)?)?", "output_rate"),
-    (r"requests? (?:throughput|tput)|req(?:uest)?s? (?:per )?s(?:ec(?:ond)?)?", "request_rate"),
-    (r"ttft|(?:time to )?first token(?: latency)?", "ttft"),
-    (r"tpot|time per (?:output )?token", "tpot"),
-    (r"itl|inter token latency|time between tokens|tbt", "itl"),
-    (r"(?:request |e2e |end to end )?latency(?! per)|e2el?", "latency"),
-)  # fmt: skip
 _BEFORE: Final = r"(?:mean|avg|average|median|p[0-9.]+|std|min|max)"  # that may stand before them
 _STATISTIC: Final = re.compile(r"\b(mean|avg|average|median|p[0-9]{1,2}(?:\.[0-9]+)?)\b")
 _NO_STATISTIC: Final = re.compile(r"\b(?:std(?:dev)?|min(?:imum)?|max(?:imum)?|var(?:iance)?|[0-9]+(?:\.[0-9]+)?)\b")
-SECONDS: Final = {
-    "s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "milliseconds": 1e-3, "us": 1e-6, "µs": 1e-6,
-}  # fmt: skip
-_UNITS: Final = SECONDS | dict.fromkeys(
-    ("tokens/s", "token/s", "tok/s", "tokens/sec", "requests/s", "req/s", "qps", "rps"), 1.0
-)
-_UNITS.update(dict.fromkeys(("tokens/s/gpu", "tok/s/gpu"), 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +80,11 @@ class RequestedMetric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A row made concrete. other: the plan with the engine's defaults, where a launch for the row's users has others."""
+    """A row made concrete.
+
+    other: the plan in another way that may have run: with the engine's defaults, where a launch for the row's users has others; or, of
+    an engine that nobody described, with prompts in steps of their own.
+    """
 
     model: Model
     plan: InferencePlan
@@ -109,6 +93,11 @@ class Server:
     load: Load
     metric: RequestedMetric
     other: InferencePlan | None = None
+
+    @property
+    def waits(self) -> bool:
+        """The figure is how long users of a closed loop wait for each other's prompts."""
+        return self.load.users > 0 and self.metric.figure == "ttft"
 
 
 def resolve(row: ServingRow) -> Server:
@@ -121,11 +110,11 @@ def resolve(row: ServingRow) -> Server:
     plan = _plan(row, stack, gpus, load, (cluster.device, model))
     if metric.unit == 0.0:
         metric = replace(metric, unit=float(gpus))
-    launched = _launched(plan, stack, load)
+    chosen, other = _ways(plan, stack, load)
     return Server(
         model=model,
-        plan=launched or plan,
-        other=plan if launched else None,
+        plan=chosen,
+        other=other,
         cluster=cluster,
         stack=stack,
         load=load,
@@ -136,7 +125,9 @@ def resolve(row: ServingRow) -> Server:
 def metric_of(row: ServingRow) -> RequestedMetric:
     """The metric's figure, statistic and unit. Raises RefusedError for an unknown one."""
     words = re.sub(r"[^a-z0-9.]+", " ", row.metric.casefold()).strip()
-    figure = next((name for known, name in _FIGURES if re.match(rf"(?:{_BEFORE} )?(?:{known})\b", words)), None)
+    figure = next(
+        (name for known, name in _WORDS["figures"] if re.match(rf"(?:{_BEFORE} )?(?:{known})\b", words)), None
+    )
     if figure is None:
         known = "ttft, tpot, itl, latency, output_throughput, total_throughput, request_throughput"
         raise RefusedError(("metric", f"{row.metric!r} is none that is predicted: {known}"))
@@ -246,17 +237,23 @@ def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, on: tuple[Device
     return with_defaults(InferencePlan.parse(given, f"line {row.line}", PlanError), stack, *on)
 
 
-def _launched(plan: InferencePlan, stack: Stack, load: Load) -> InferencePlan | None:
-    """The plan as benchmarks with that many users launch the engine; None if it is the default launch."""
+def _ways(plan: InferencePlan, stack: Stack, load: Load) -> tuple[InferencePlan, InferencePlan | None]:
+    """How the plan likely runs for users, and how it may besides: as benchmarks with that many launch the engine, and as it is.
+
+    How an undescribed engine is launched is not known, nor whether its prompts join the steps that decode, as in most engines, or come
+    first (vLLM until 0.7, TGI, SGLang).
+    """
     engine, users = stack.engine, ceil(load.users / plan.dp)
     if engine is None or load.alone or not users:
-        return None
+        return plan, None
+    if stack.known == "unknown":
+        return plan, plan.model_copy(update={"mixed_steps": False})
     launch, tokens = dict(engine.users_plan), load.prompt + users + (engine.launch_tokens or 0)
     if not plan.chunked_prefill:
         tokens = max(tokens, load.prompt + load.output)  # a whole sequence must fit a step
     if engine.launch_tokens is not None and tokens < (plan.max_batched_tokens or inf):
         launch |= {"max_batched_tokens": tokens, "max_sequences": min(users, plan.max_sequences)}
-    return plan.model_copy(update=launch) if launch else None
+    return (plan.model_copy(update=launch), plan) if launch else (plan, None)
 
 
 @cache

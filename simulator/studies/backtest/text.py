@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from textwrap import shorten
 from typing import Any, get_args
 
 from rich.console import Group as Lines
@@ -17,7 +18,7 @@ from simulator.studies.backtest.collectives import SIZE_CLASSES, CollectiveGroup
 from simulator.studies.backtest.outcome import Judged, Report, RowOutcome, Status
 from simulator.studies.backtest.report import BacktestReport, Group
 from simulator.studies.backtest.scores import ErrorScore
-from simulator.studies.backtest.serving import ServingGroup, ServingReport
+from simulator.studies.backtest.serving import ServingGroup, ServingOutcome, ServingReport
 
 _MAX_LISTED = 20
 _SHOWN = 300  # letters of a reason
@@ -31,7 +32,10 @@ def render(report: BacktestReport) -> RenderableType:
         parts.append(_step_table(report))
     if any(group.memory for group in report.groups):
         parts.append(_memory_table(report))
-    software = _counted("Software, and the stack that it was predicted with:", Counter(map(_software, _played(report))))
+    software = _counted(
+        "Software, and the stack that it was predicted with:",
+        Counter(_software(one) for one in report.outcomes if one.stack),
+    )
     options = Counter(name for outcome in report.outcomes for name in outcome.unmodelled)
     unmodelled = _counted("Stated by predicted rows, and in no prediction:", options)
     refused = _refused(report.outcomes)
@@ -90,30 +94,18 @@ def _counted(title: str, counts: Counter[str]) -> Iterator[str]:
         yield f"         … and {len(listed) - _MAX_LISTED} more; --json lists all"
 
 
-def _played(report: BacktestReport) -> Iterator[RowOutcome]:
-    return (one for one in report.outcomes if one.stack)
-
-
 def _software(one: RowOutcome) -> str:
     unknown = "" if one.described else "; no stack describes it: its interval is wider"
     return f"{one.framework or 'not stated'}: {one.stack}{unknown if one.framework else ''}"
 
 
-def _refused(outcomes: Sequence[RowOutcome]) -> Iterator[str]:
+def _refused(outcomes: Sequence[RowOutcome] | Sequence[ServingOutcome]) -> Iterator[str]:
     """Counts by kind, the largest first, each with the reason of its first row."""
-    rows = [one for one in outcomes if one.status == "refused"]
-    first = {one.kind: one for one in reversed(rows)}
-    kinds = {f"{kind} (line {one.line}: {_detail(one)})": kind for kind, one in first.items()}
-    counts = Counter(one.kind for one in rows)
-    yield from _counted(
-        "Refused, by the first reason of each row:", Counter({text: counts[kind] for text, kind in kinds.items()})
-    )
-
-
-def _detail(one: RowOutcome) -> str:
-    """Its reason without the kind's words, shortened."""
-    detail = (one.reason or "").removeprefix(f"{one.kind}: ")
-    return detail if len(detail) <= _SHOWN else f"{detail[:_SHOWN]} …"
+    rows, kinds = [one for one in outcomes if one.status == "refused"], dict[str, str]()
+    for one in rows:
+        reason = shorten((one.reason or "").removeprefix(f"{one.kind}: "), _SHOWN, placeholder=" …")
+        kinds.setdefault(one.kind, f"{one.kind} (line {one.line}: {reason})")
+    yield from _counted("Refused, by the first reason of each row:", Counter(kinds[one.kind] for one in rows))
 
 
 def unread(report: BacktestReport) -> Iterator[str]:
@@ -121,10 +113,7 @@ def unread(report: BacktestReport) -> Iterator[str]:
     for column in report.unread:
         yield f"Column not read: {column}"
     counts = Counter(word for outcome in report.outcomes for word in outcome.unread)
-    if counts:
-        yield "Words not read, whose columns are taken as blank:"
-    for word, count in counts.most_common():
-        yield f"  {count:5}  {word}"
+    yield from _counted("Words not read, whose columns are taken as blank:", counts)
 
 
 def faulty(outcomes: Sequence[Judged]) -> Iterator[str]:
@@ -181,9 +170,7 @@ def _serving_table(report: ServingReport) -> Table:
 def _left_out_of_servers(report: ServingReport) -> Iterator[str]:
     for column in report.unread:
         yield f"Column not read: {column}"
-    refused = Counter(one.kind for one in report.outcomes if one.status == "refused")
-    for kind, count in refused.most_common():
-        yield f"Refused: {counted(count, 'row')}: {kind}"
+    yield from _refused(report.outcomes)
     yield from faulty(report.outcomes)
 
 

@@ -171,9 +171,11 @@ def lines(report: LearningReport) -> Iterator[str]:
     alike = report.learned.likeness
     if alike is not None:
         yield f"What runs like each other share lies within {alike.sigma:.1%} (one sigma): predictions of runs like these follow them most."
+    if not any(report.learned.values.values()):
+        yield "What the others say of a run that is left out is no nearer than what its stack says: nothing moves, but for the scatter."
     guessed = sorted({one.run.stack.name for one in report.observed if one.run.stack.known != "described"})
     if guessed:
-        yield f"Their software is taken as {' and '.join(guessed)}: give the same to predict (--stack), or name it in the table (stack)."
+        yield f"Software that no stack describes is taken as {' and '.join(guessed)}: give the same to predict (--stack), or name it in the table (stack)."
     yield f"\n{'coefficient':12} {'before':>18} {'after':>18}  taught by"
     for one in report.coefficients:
         by = ", ".join(f"{run} ({part:.0%})" for run, part in one.by.items())
