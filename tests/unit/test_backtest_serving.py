@@ -415,6 +415,29 @@ def test_steps_that_are_passed_over_take_what_each_takes(engine: str, model: str
     assert (all_at_once.decoded, all_at_once.preemptions) == (one.decoded, one.preemptions)
 
 
+class _Counting(StepCosts):
+    priced = 0
+
+    def stages_s(self, batch: Batch) -> tuple[float, ...]:
+        self.priced += 1
+        return super().stages_s(batch)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_full_batch_is_passed_over_though_requests_wait(graphs: bool) -> None:  # noqa: FBT001  drawn
+    """Nobody joins before one of it ends; and without a graph the slower of device and host is a line, too."""
+    calibration, cluster = Calibration.load("h100-sxm"), Cluster.load("hgx-h100-8")
+    plan = InferencePlan(cuda_graphs=graphs)
+    made = (Model.load("llama3.2-1b"), plan, cluster, engine_of("SGLang"), calibration, default_curves())
+    limits = Limits(num_blocks=2000, block_size=16, max_sequences=2, max_tokens=512, chunked=True, windows=(None,))
+    requests = [Request(arrival_s=0.0, prompt_tokens=30 + i, output_tokens=400) for i in range(6)]
+    counting = _Counting(*made)
+    whole, passed = (Engine(one, limits, requests, (0.0, 100.0)).run() for one in (_StepByStep(*made), counting))
+    assert counting.priced < 0.2 * whole.meter.num_steps
+    assert passed.meter.num_steps == whole.meter.num_steps
+    assert [job.end_s for job in passed.jobs] == pytest.approx([job.end_s for job in whole.jobs], rel=1e-9)
+
+
 def test_at_most_load_an_engine_is_launched_as_its_benchmarks_launch_it() -> None:
     row = replace(
         ROW, engine="TensorRT-LLM", engine_version="0.17", concurrency_or_rate="inf", metric="output_throughput"
