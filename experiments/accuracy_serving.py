@@ -100,7 +100,7 @@ UNDESCRIBED = """
 ## As if nobody had described the engine
 
 Every fourth row (by the SHA-256 of its id) of engines other than vLLM, predicted as rows of an engine that no stack describes are: by
-today's vLLM (`vllm-2026`, which does what most engines do) at its defaults, as nobody knows how such an engine is launched. The interval spans both orders of prompts (they join
+vLLM's description at its defaults, as nobody knows how such an engine is launched. The interval spans both orders of prompts (they join
 the steps that decode, or come first) and less memory for the cache, and is wider by sigmas that `experiments/unnamed_engines.py` takes
 from described engines; what the others' say of each stands in `topologies/calibrations/unknown-engine.json`. *Width* is how far its
 upper end lies above the prediction, in the median.

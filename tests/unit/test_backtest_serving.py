@@ -171,7 +171,7 @@ def test_engines_are_found_by_name_and_version_and_bring_their_defaults() -> Non
         text: engine_of(text) for text in ("TensorRT-LLM 0.17", "trtllm 1.0.0rc3", "SGLang 0.4.6", "an engine of ours")
     }
     assert [stack.name for stack in found.values()] == [
-        "tensorrt-llm-2024", "tensorrt-llm-2025", "sglang-2025", "vllm-2026",
+        "tensorrt-llm-2024", "tensorrt-llm-2025", "sglang-2025", "vllm-2025",
     ]  # fmt: skip
     assert found["an engine of ours"].known == "unknown"
     plan = with_defaults(InferencePlan(max_model_len=20_000, max_sequences=7), found["TensorRT-LLM 0.17"])
@@ -353,7 +353,7 @@ def test_software_that_nobody_described_has_a_wider_interval() -> None:
     cluster = Cluster.load("hgx-h100-8")
     calibration = Calibration.for_device(cluster.device)
     spreads = []
-    for text in ("vLLM 0.14", "an engine of ours"):
+    for text in ("vLLM 0.12", "an engine of ours"):
         costs = StepCosts(
             Model.load("llama3.2-1b"), InferencePlan(), cluster, engine_of(text), calibration, default_curves()
         )
