@@ -222,6 +222,23 @@ def test_a_checkpoint_inside_a_region_is_the_partitioner_s(folder: Path) -> None
     assert not any("not compiled" in one for one in capture.answers)
 
 
+def test_results_take_the_room_of_what_one_part_of_a_kernel_reads(folder: Path) -> None:
+    """Gate, up and their product's gradient are each read by several parts of one kernel, which writes three others beside them.
+
+    torch 2.13, `SchedulerNode.decide_inplace_update`: one remaining use.
+    """
+    (folder / "checkpointed.py").write_text(CHECKPOINTED)
+    capture = captured(folder / "checkpointed.py", folder / "room.capture.gz", "--ranks=1")
+    alive, most, hidden = capture.resident(), 0, 8 * 256 * 1408 * 2
+    for event in capture.events[capture.steady :]:
+        if event[0] == Kind.ALLOCATE:
+            alive[event[1]] = event[2]
+            most = max(most, sum(size == hidden for size in alive.values()))
+        elif event[0] == Kind.FREE:
+            del alive[event[1]]
+    assert most == 3 + 3
+
+
 def test_a_checkpoint_draws_its_random_numbers_again(folder: Path) -> None:
     """Attention, which may drop, is made again by the kernel of the forward, and its own backward follows."""
     (folder / "attending.py").write_text(ATTENDING)

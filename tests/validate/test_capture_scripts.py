@@ -475,6 +475,35 @@ def test_no_checkpoint_is_written(tmp_path: Path) -> None:
     assert {4 * 64 * 64, 4 * 64} <= set(gathered)
 
 
+SAVED = """
+import sys
+import torch
+
+sys.path.insert(0, sys.argv[1])
+from safetensors.torch import save_file
+
+model = torch.nn.Linear(256, 8, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+while True:
+    model(torch.ones(2, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    save_file(model.state_dict(), sys.argv[1] + "/weights.safetensors")
+"""
+
+
+def test_other_packages_write_no_weights_either(tmp_path: Path) -> None:
+    """A package of that name stands in for the real one: what it would do with the bytes of a weight fails."""
+    (tmp_path / "safetensors").mkdir()
+    (tmp_path / "safetensors" / "__init__.py").touch()
+    (tmp_path / "safetensors" / "torch.py").write_text(
+        "def save_model(model, name): ...\n"
+        "def save_file(tensors, name):\n"
+        "    open(name, 'wb').write(next(iter(tensors.values())).numpy().tobytes())\n"
+    )
+    assert captured(tmp_path, SAVED, str(tmp_path)).events
+    assert not (tmp_path / "weights.safetensors").exists()
+
+
 def test_a_mesh_starts_the_group_and_what_fsdp_has_freed_is_used_on_no_stream(tmp_path: Path) -> None:
     """Also: values as an array, and an optimizer that does not step."""
     capture = captured(tmp_path, MESHED, ranks=2)

@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from simulator.work.captured.capture import Kind
-from validate.capture import builds, data_parallel, graphs, kernels, tensors
+from validate.capture import builds, data_parallel, graphs, kernels, tensors, writers
 from validate.capture.collectives import Collectives
 from validate.capture.log import Log
 from validate.capture.mode import CaptureMode
@@ -338,6 +338,7 @@ def _checkpoints() -> None:
     for module in (checkpoint, checkpoint.state_dict_saver):
         module.save = module.save_state_dict = lambda *_, **__: None
         module.async_save = _saved_beside
+    writers.install()
 
 
 def _exports() -> None:

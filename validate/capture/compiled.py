@@ -226,25 +226,23 @@ class Runner:
                 begun[step.collective[0]] = owner.mode.collectives.compiled(*step.collective[1:])
             elif step.waits in begun:
                 Recorder.write(Kind.WAIT_WORK, Recorder.stack[-1].number, begun[step.waits])
-            self._ends(step, values, buffers, before=step.makes)
+            self._ends(step.takes, values, buffers)
             for name, size in step.makes.items():
                 if name in named:
                     owner.storages.see(named[name])
                 else:
                     buffers[name] = owner.storages.begin(size)
-            self._ends(step, values, buffers, before=None)
+            self._ends(step.ends, values, buffers)
         for number in buffers.values():
             owner.storages.end(number)
         return made
 
-    def _ends(
-        self, step: Step, values: dict[str, Any], buffers: dict[str, int], *, before: dict[str, int] | None
-    ) -> None:
-        """Buffers that are not needed on. before: those whose room a result of their size takes over go first."""
-        for name in step.ends:
-            if name in buffers and (before is None or self._owner.storages.size(buffers[name]) in before.values()):
+    def _ends(self, names: Sequence[str], values: dict[str, Any], buffers: dict[str, int]) -> None:
+        """Buffers that are not needed on."""
+        for name in names:
+            if name in buffers:
                 self._owner.storages.end(buffers.pop(name))
-            elif before is None:
+            else:
                 values.pop(name, None)
 
     def _launch(self, step: Step) -> None:

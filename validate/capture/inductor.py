@@ -11,6 +11,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -28,6 +29,7 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 class Step:
     """A kernel of a compiled region. signature: as the log keeps operators; None: no kernel. makes: buffers -> bytes; ends: those not needed on.
 
+    takes: of those, buffers that the kernel writes its results into.
     collective: (its node in the graph, operator, arguments, result); waits: the node of the one that is waited for.
     """
 
@@ -37,6 +39,7 @@ class Step:
     ends: tuple[str, ...] = ()
     collective: tuple[str, Any, Any, Any] | None = None
     waits: str = ""
+    takes: tuple[str, ...] = ()
 
 
 def partitioned(joint: Any, inputs: Any, **how: Any) -> Any:
@@ -74,6 +77,7 @@ def scheduled(graph: Any, inputs: Sequence[Any], fake: Any) -> tuple[list[Step],
         lowering = GraphLowering(own, example_inputs=list(inputs))
         with V.set_graph_handler(lowering), V.set_debug_handler(DebugContext()):
             lowering.run(*inputs)
+            lowering.wrapper_code = SimpleNamespace(can_reuse=lambda one, *_: _is_own(lowering, one.get_name()))
             steps = list(_steps(scheduler.Scheduler(lowering.operations)))
             return steps, list(lowering.graph_input_names), list(lowering.get_output_names())
 
@@ -82,6 +86,8 @@ def _steps(order: Any) -> Iterator[Step]:
     from torch._inductor import ir, scheduler
 
     for node in order.nodes:
+        takes = () if node.is_extern() else _taken(node)
+        order.completed_operations.update(node.get_operation_names())
         ends = tuple(sorted(node.last_usage))  # what only its own parts read, a fused kernel keeps in registers
         sizes = {one.get_name(): _bytes(one.node) for one in node.get_outputs()}
         makes = {name: size for name, size in sizes.items() if size and name not in ends}
@@ -93,9 +99,25 @@ def _steps(order: Any) -> Iterator[Step]:
             continue
         size = int(node.get_read_write_buffers_sizes())
         count = len(list(node.get_nodes()))
-        yield Step(
-            ("inductor.fused.default", ((count, size), ()), ()), KernelCost(bytes=size, category="fused"), makes, ends
-        )
+        cost = KernelCost(bytes=size, category="fused")
+        yield Step(("inductor.fused.default", ((count, size), ()), ()), cost, makes, ends, takes=takes)
+
+
+def _taken(node: Any) -> tuple[str, ...]:
+    """Buffers that a kernel's results are written into, as Inductor decides it: not one that several of its parts read."""
+    from torch._inductor.virtualized import V
+
+    kernel = SimpleNamespace(args=SimpleNamespace(make_inplace=lambda *_: None), inplace_update_buffers={})
+    with V.set_kernel_handler(kernel):
+        for one in node.get_nodes():
+            one.decide_inplace_update()
+    return tuple(dict.fromkeys(kernel.inplace_update_buffers.values()))
+
+
+def _is_own(lowering: Any, name: str) -> bool:
+    """A buffer that the graph itself has made, and nothing else refers to."""
+    others = (lowering.removed_buffers, lowering.graph_inputs, lowering.constants, lowering.never_reuse_buffers)
+    return not any(name in each for each in others)
 
 
 def _bytes(buffer: Any) -> int:

@@ -53,10 +53,6 @@ class Storages:
         """It is not needed on."""
         self._end(number)
 
-    def size(self, number: int) -> int:
-        """Bytes of a storage that is alive."""
-        return self._sizes[number]
-
     def resize(self, storage: Any, num_bytes: int) -> None:
         """A storage is given another size: FSDP frees and takes parameters this way."""
         number = self._alive.get(storage._cdata)
