@@ -17,7 +17,7 @@ from simulator.base.errors import CalibrationError, InputError
 from simulator.cli import main
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LearnedLinks, default_curves
-from simulator.spec.calibration.learned import NAMES, Coefficient, Learned
+from simulator.spec.calibration.learned import NAMES, Coefficient, CoefficientName, Learned
 from simulator.spec.calibration.likeness import alike
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.rows import RunRow
@@ -73,10 +73,10 @@ def found(runs: list[Observed]) -> Posterior:
 def test_what_is_true_is_predicted_of_a_run_that_did_not_teach(runs: list[Observed], found: Posterior) -> None:
     """The fifth run has four times the sequence of most: attention's factor must be told from the rest's to be right there."""
     unseen = runs[4]
-    before, after = (unseen.step(values).seconds / unseen.measured_s - 1 for values in ({}, found.values))
+    before, after = (unseen.step(values).seconds / unseen.measured_s - 1 for values in ({}, _values(found)))
     assert before < -0.3
     assert abs(after) < abs(before) / 3
-    step = unseen.step(found.values, nodes=found.nodes)
+    step = unseen.step(_values(found), nodes=found.nodes)
     prior = math.sqrt(float(((step.prior * step.slopes) ** 2).sum()))
     there = found.as_file("mine", ["a"]).at(unseen.point)  # with what runs alike share, as predictions are
     assert there.sigma(dict(zip(NAMES, step.slopes.tolist(), strict=True))) < prior / 3
@@ -104,7 +104,7 @@ def test_half_of_what_is_unknown_of_hosts_and_links_is_each_runs_own(runs: list[
 def test_a_run_that_contradicts_counts_less_and_is_named(runs: list[Observed]) -> None:
     """It says that runs scatter more than was known, as one in five did, and not as widely as if all did."""
     found = posterior([*runs[:4], replace(runs[4], measured_s=3 * runs[4].measured_s)])
-    assert found.weights[4] < 0.4 < min(found.weights[:4])
+    assert found.found.weights[4] < 0.4 < min(found.found.weights[:4])
     assert posterior(runs[:4]).apart < found.apart < math.log(3) / 2
     error, sigma, _ = without(found, 4)
     assert error < -found.reach * sigma
@@ -236,7 +236,7 @@ def test_a_trace_tells_attention_from_the_rest_in_one_run(runs: list[Observed]) 
     at = alone.names.index("attention")
     left = [math.sqrt(found.covariance[at, at]) / found.prior[at] for found in (alone, with_trace)]
     assert left[1] < 0.5 < left[0]
-    assert with_trace.values["attention"] == pytest.approx(_TRUTH["attention"], abs=0.15)
+    assert _values(with_trace)["attention"] == pytest.approx(_TRUTH["attention"], abs=0.15)
 
 
 def test_a_trace_that_cannot_stand_beside_its_row_says_why(runs: list[Observed]) -> None:
@@ -302,6 +302,10 @@ def test_a_prediction_moves_with_what_was_learned_and_says_so(runs: list[Observe
     assert after.spread.keys() != before.spread.keys()
     assert "as 2 runs of your own taught (mine)" in next(s.detail for s in after.sources if s.what == "kernels")
     assert default_curves().learned is None
+
+
+def _values(found: Posterior) -> dict[CoefficientName, float]:
+    return dict(zip(found.names, map(float, found.theta), strict=True))
 
 
 def run_step_s(run: Observed, found: Posterior) -> float:

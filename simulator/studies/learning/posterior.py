@@ -93,10 +93,6 @@ class Posterior:
     nodes: float
 
     @property
-    def weights(self) -> Array:
-        return self.found.weights
-
-    @property
     def scatter(self) -> float:
         """One sigma of what a run has of its own."""
         return self.found.own
@@ -115,10 +111,6 @@ class Posterior:
     def held(self) -> bool:
         """The runs move nothing, as `_held` says."""
         return not self.solved.any()
-
-    @property
-    def values(self) -> dict[CoefficientName, float]:
-        return dict(zip(self.names, map(float, self.theta), strict=True))
 
     @property
     def reach(self) -> float:

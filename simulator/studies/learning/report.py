@@ -160,7 +160,7 @@ def _run_result(found: Posterior, index: int, one: Observed, before_s: float) ->
         left_out_s=left_out_s,
         low_s=low_s,
         high_s=high_s,
-        weight=round(float(found.weights[index]), 3),
+        weight=round(float(found.found.weights[index]), 3),
         contradicts=len(found.steps) > 1 and not low_s <= one.measured_s <= high_s,
     )
 
