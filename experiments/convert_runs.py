@@ -117,6 +117,10 @@ def _converted(row: RunRow) -> RunRow:
     if not states_recompute(row) and published_recipe(meant.row):
         stated = _also(stated, {"plan.recompute": meant.plan.recompute.mode})
     stated = _with_settings(stated, meant)
+    if (
+        meant.plan.ep > 1 and rules.noted_dispatcher(row) == meant.plan.experts.dispatcher
+    ):  # stated, if only as it usually is
+        stated = _also(stated, {"plan.dispatcher": meant.plan.experts.dispatcher})
     left = [*_differences(resolve(stated), meant)]
     assert not left, f"{row.id}: {left}"
     return stated

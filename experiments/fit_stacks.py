@@ -44,7 +44,7 @@ from simulator.base.fit import Fit  # noqa: E402
 from simulator.formats.readers.runs_table import RunRow, read_runs  # noqa: E402
 from simulator.memory import simulate_memory  # noqa: E402
 from simulator.play.lower import lower  # noqa: E402
-from simulator.play.lower.stragglers import SPEED_SPREAD  # noqa: E402
+from simulator.play.lower.rank_classes import SPEED_SPREAD  # noqa: E402
 from simulator.predict.play import play  # noqa: E402
 from simulator.spec.calibration import Calibration  # noqa: E402
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves  # noqa: E402

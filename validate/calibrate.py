@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from simulator.base.errors import CalibrationError, Fault, InputError, printable
+from simulator.base.errors import CalibrationError, Fault, InputError, listed, printable
 from simulator.base.exit_codes import ExitCode
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.document import SUFFIX
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 PARTIAL = 5  # exit code: something is missing, and is named
 CPU_RANKS = 2
-_SHOWN = 20  # faults of a file that are printed; the count of the rest follows
 
 
 def run(  # noqa: PLR0913  one a flag
@@ -169,10 +168,8 @@ def _fit_samples(
     from validate.fit.machine import write_cluster, write_stack
 
     found = read_samples(inputs)
-    for fault in found.faults[:_SHOWN]:
+    for fault in listed(found.faults):
         _print(f"left out: {fault}")
-    if len(found.faults) > _SHOWN:
-        _print(f"left out: {len(found.faults) - _SHOWN} more")
     name = out.name.removesuffix(SUFFIX).removesuffix(".json") or "machine"
     result, calibration = fitted(found, name, device, cluster)
     calibration = _graded(calibration, found, noisy=noisy)

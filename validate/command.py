@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import click
 
-from simulator.base.errors import Fault, InputError, json_text, printable, printable_lines
+from simulator.base.errors import Fault, InputError, json_text, listed, printable, printable_lines
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import check_writable, read_toml
 from simulator.formats.study import Study, read_study
@@ -252,8 +252,8 @@ def compare(runs: Path, options: Options) -> int:
             refused += [replace(fault, place=f"{runs}: run {number}: {fault.place}") for fault in exc.faults]
     if not found:
         raise InputError(refused)
-    for fault in refused:
-        click.echo(printable(f"shardwise: {fault}"), err=True)
+    for line in listed(refused):
+        click.echo(printable(f"shardwise: {line}"), err=True)
     if options["trace"] is not None:
         from validate.side_by_side import write_side_by_side
 

@@ -132,6 +132,7 @@ _EXPERT_RANKS = re.compile(r"\bETP ?=? ?(\d+)\b")
 _DISPATCHERS = (
     (re.compile(r"dispatcher ?[=:] ?\S*(deep-?ep|hybrid-?ep|uccl|nvshmem)", re.IGNORECASE), "deep_ep"),
     (re.compile(r"dispatcher ?[=:] ?all-?gather", re.IGNORECASE), "all_gather"),
+    (re.compile(r"dispatcher ?[=:] ?all-?to-?all", re.IGNORECASE), "all_to_all"),
 )
 _CAPACITY = re.compile(r"expert capacity ([0-9.]+) padded")
 # Megatron-Bridge's apply_moe_token_drop (training/utils/moe_token_drop.py) pads to a capacity of 1 unless told otherwise
@@ -170,9 +171,13 @@ def expert_plan(row: RunRow, rule: FrameworkRule) -> dict[str, object]:
 def _noted_experts(row: RunRow) -> dict[str, object]:
     """Degree and dispatcher that the notes state."""
     degree = _EXPERT_RANKS.search(row.notes)
-    dispatcher = next((word for pattern, word in _DISPATCHERS if pattern.search(row.notes)), None)
-    stated = {"etp": int(degree[1]) if degree else None, "dispatcher": dispatcher}
+    stated = {"etp": int(degree[1]) if degree else None, "dispatcher": noted_dispatcher(row)}
     return {name: value for name, value in stated.items() if value is not None}
+
+
+def noted_dispatcher(row: RunRow) -> str | None:
+    """The one that the notes state, the usual one too."""
+    return next((word for pattern, word in _DISPATCHERS if pattern.search(row.notes)), None)
 
 
 def _layout(row: RunRow) -> dict[str, object]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -25,6 +25,7 @@ from typing import Self
 from typing_extensions import override
 
 _LONGEST, _HEAD, _TAIL = 1000, 600, 200
+_MOST_LISTED = 1100  # faults of one error: readers stop at 1,000 and say so
 _MOST_READY = 4096  # characters of a command that is shown: nobody copies a longer one
 
 
@@ -51,13 +52,15 @@ def without_commands(text: str, *, color: bool) -> str:
     return (_BUT_COLORS if color else _COMMANDS).sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-_OBEYED = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # which JSON may hold as they are
+_UNFIT = re.compile(
+    "[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)  # JSON takes them: a terminal obeys, UTF-8 has none
 
 
 def json_text(answer: object, *, indent: int | None = 2) -> str:
     """The answer as JSON, without a character that a terminal would obey. Raises ValueError for NaN and infinity."""
     text = json.dumps(answer, indent=indent, ensure_ascii=False, allow_nan=False)
-    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNFIT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def finite_number(text: str) -> float:
@@ -85,6 +88,12 @@ class Fault:
     def __str__(self) -> str:
         tail = f" ({self.remedy})" if self.remedy else ""
         return printable(f"{self.place}: {self.problem}{tail}")
+
+
+def listed(notes: Sequence[object], most: int = 20) -> list[str]:
+    """The first notes, and how many more there are: a table may have a million bad lines."""
+    more = [f"and {len(notes) - most:,} more"] if len(notes) > most else []
+    return [*map(str, notes[:most]), *more]
 
 
 class ShardwiseError(Exception):
@@ -120,7 +129,7 @@ class InputError(ShardwiseError):
         count = len(self.faults)
         head = f"{count} fault{'s' if count != 1 else ''} in the {self.noun}"
         tail = [f"  this runs; put your own values in: {self.ready}"] if 0 < len(self.ready) < _MOST_READY else []
-        return "\n".join([head, *(f"  {fault}" for fault in self.faults), *tail])
+        return "\n".join([head, *(f"  {fault}" for fault in listed(self.faults, _MOST_LISTED)), *tail])
 
 
 class Collected:

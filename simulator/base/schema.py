@@ -76,6 +76,14 @@ class Strict(BaseModel, metaclass=_Called):
             raise error(faults_of(exc, place, cls, data)) from None
 
     @classmethod
+    def of_json(cls, file: Path, error: type[InputError]) -> Self:
+        """A JSON file of lists and tables as `save` writes them. Raises `error` with every fault."""
+        try:
+            return cls.model_validate_json(json.dumps(read_json(file, error)))
+        except ValidationError as exc:
+            raise error(faults_of(exc, file.name)) from None
+
+    @classmethod
     def written_fields(cls) -> Mapping[str, FieldInfo]:
         """Every key that may be written."""
         return cls.model_fields

@@ -212,6 +212,7 @@ def diff(*, old: Path, new: Path, studies: tuple[Path, ...], cluster: str | None
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `coefficients`, `runs`, `next`.")
 def learn(*, runs: Path, out: Path, traces: tuple[str, ...], stack_file: Path | None, as_json: bool) -> int:
     """Fit coefficients to measured steps, print and write them."""
+    from simulator.formats.readers.measured_table import few_rows
     from simulator.formats.readers.runs_table import read_runs
     from simulator.spec.calibration.learned import LEARNED_SUFFIX
     from simulator.studies.learning import learn as learn_from
@@ -222,7 +223,7 @@ def learn(*, runs: Path, out: Path, traces: tuple[str, ...], stack_file: Path | 
     check_writable(file, "--out")
     if stack_file is not None:
         check_writable(stack_file, "--stack-file")
-    found = learn_from(read_runs(runs), name, _recordings(traces))
+    found = learn_from(few_rows(read_runs(runs), str(runs)), name, _recordings(traces))
     _save(found, file, stack_file)
     if as_json:
         write_json({**found.as_json(), "file": str(file)})

@@ -16,7 +16,16 @@ from simulator.base.schema import nearest
 from simulator.base.units import parse_bytes
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, answer_options, cluster_option, print_answer, print_status, quantity, set_option
+from simulator.cli.options import (
+    FILE,
+    answer_options,
+    cluster_option,
+    print_answer,
+    print_status,
+    print_unread,
+    quantity,
+    set_option,
+)
 from simulator.formats.drawing import check_picture
 from simulator.formats.study.loading import cluster_with
 from simulator.formats.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
@@ -146,8 +155,7 @@ def _measured(paths: tuple[Path, ...], kind: str) -> Measured:
     from validate.fit.nccl_tests import read_logs
 
     read = read_logs(list(paths))
-    for fault in read.faults:
-        print_status(f"not read: {fault}")
+    print_unread(read.faults)
     matching = [sample for sample in read.samples if sample.shape["op"] == kind]
     groups = sorted({(sample.shape["num_ranks"], sample.shape["num_nodes"]) for sample in matching})
     place = "--compare"

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from simulator.base.errors import Collected, Fault, InputError, printable
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.schema import nearest
 from simulator.base.units import UnitError, parse_bytes, parse_bytes_per_s
+from simulator.cli.options import print_unread
 from simulator.spec.cluster.measured import COLLECTIVES, bus_factor, canonical
 
 if TYPE_CHECKING:
@@ -111,20 +112,22 @@ def _rows_of_log(path: Path) -> Iterator[tuple[Any, ...]]:
     from validate.fit.nccl_tests import read_logs
 
     read = read_logs([path])
-    for fault in read.faults:
-        click.echo(printable(f"not read: {fault}"), err=True)
+    print_unread(read.faults)
     for sample in read.samples:
         shape = sample.shape
         yield shape["op"], shape["num_ranks"], shape["num_nodes"], shape["size_bytes"], sample.time_s
 
 
 def _rows_of_table(path: Path) -> Iterator[tuple[Any, ...]]:
-    from simulator.formats.readers.measured_table import read_collectives
+    from simulator.formats.readers.measured_table import few_rows, read_collectives
     from simulator.studies.backtest.rows import KINDS, BadRow
 
-    for row in read_collectives(path):
-        if isinstance(row, BadRow) or row.n_gpus is None or row.n_nodes is None:
-            faults = row.faults if isinstance(row, BadRow) else [f"line {row.line}: n_gpus or n_nodes is blank"]
-            click.echo(printable(f"not read: {'; '.join(map(str, faults))}"), err=True)
+    unread: list[Fault] = []
+    for row in few_rows(read_collectives(path), str(path)):
+        if isinstance(row, BadRow):
+            unread += row.faults
+        elif row.n_gpus is None or row.n_nodes is None:
+            unread.append(Fault(f"line {row.line}", "n_gpus or n_nodes is blank"))
         elif not row.degraded:
             yield KINDS[row.collective], row.n_gpus, row.n_nodes, row.size_bytes, row.time_us * 1e-6
+    print_unread(unread)

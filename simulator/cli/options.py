@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from simulator.base.errors import Fault, InputError, json_text, printable_lines
+from simulator.base.errors import Fault, InputError, json_text, listed, printable_lines
 from simulator.base.files import write_whole
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import check_writable
@@ -356,6 +356,12 @@ def write_files(files: Mapping[str, str | bytes], folder: Path, label: str = "la
 def print_status(text: str) -> None:
     """Print a line on stderr; control characters of names in it are escaped."""
     click.echo(printable_lines(text), err=True)
+
+
+def print_unread(faults: Sequence[Fault]) -> None:
+    """Print on stderr what of a file was not read."""
+    for fault in listed(faults):
+        print_status(f"not read: {fault}")
 
 
 def print_text(text: str) -> None:

@@ -164,7 +164,7 @@ def _write(one: Capture, study: Study, found: Any, files: Files) -> None:  # noq
 def write_memory(found: Prediction, history: History, plan: Plan, picture: Path | None, snapshot: Path | None) -> None:
     """Draw a step's memory, and write its allocator's snapshot, where these are requested."""
     if picture is not None:
-        from simulator.formats.writers.memory_plot import write_memory_plot
+        from simulator.formats.writers.step_plots import write_memory_plot
 
         write_memory_plot(picture, found, history)
         print_status(f"memory drawn in {picture}")

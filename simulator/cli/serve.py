@@ -28,7 +28,7 @@ from simulator.cli.progress import CountLine
 from simulator.cli.serve_search import OF_SEARCH, launch_of, option_faults, rate_of_users, run_search, search_options
 from simulator.cli.watch import watch_option
 from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_study
-from simulator.formats.writers.serving import render, render_brief, report
+from simulator.formats.writers.serving import render, report
 from simulator.predict import Source
 from simulator.studies.serving import InferencePlan, Serving, serve, token_costs
 from simulator.studies.serving import highest_rate as sought
@@ -146,7 +146,7 @@ def command(
             note = "no request ended in the measured time, so none has a cost; --requests plays more of them"
             print_status(f"shardwise: {note}")
     serving = replace(serving, sources=(*loaded.sources, *serving.sources))
-    data, text = partial(report, serving, loaded.inputs()), partial(render_brief if brief else render, serving)
+    data, text = partial(report, serving, loaded.inputs()), partial(render, serving, brief=brief)
     print_answer("serve", data, text, width=SCREEN_WIDTH if brief else None)
     if exported is not None and serving.fits:
         write_files(files, exported)

@@ -29,6 +29,8 @@ from simulator.work.script.instructions import Free, Happened, Instruction, Issu
 
 CUDA_GRANULARITY_BYTES = 512
 _OF_FREE = 2  # kind, storage
+# Layers and micro-batches that gpipe holds at once and that are written one by one, each up to 0.1 MB and 4 ms; more are as large as those
+_MOST_WRITTEN, _FEWEST = 1024, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +103,15 @@ def write_history(  # noqa: PLR0913  what a history hangs on
     step = StepWriter(shard, plan, stack, blocks, buffers, stage)
     early = plan.traits.states_when_built
     step.persistent(workspaces, optimizer_state=early or steps == 1)
-    count = filling(plan.pipeline_schedule, plan.pp, plan.num_micro_batches)
-    script = step.script(count)
+    held = count = filling(plan.pipeline_schedule, plan.pp, plan.num_micro_batches)
+    if plan.pipeline_schedule == "gpipe" and not plan.memory.compress:
+        count = min(held, max(_FEWEST, _MOST_WRITTEN // max(len(shard.body), 1)))
+    write = partial(step.step, step.script(count), count, beyond=held - count)
     if steps == 2:
-        step.step(script, count, first=not early)
+        write(first=not early)
     step.writer.lead = lead  # no host is ahead in the first step, where kernels are loaded and the driver gives memory
     steady = len(step.writer.events)
-    step.step(script, count)
+    write()
     writer = step.writer
     return History(events=writer.events, marks=writer.marks, num_slots=writer.num_slots, steady=steady)
 

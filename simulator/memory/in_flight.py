@@ -40,6 +40,15 @@ class InFlight:
     adds: bool = False
     units: dict[int, tuple[int, str, Tape]] = field(default_factory=dict)
 
+    def slots(self) -> set[int]:
+        """Of tensors that may wait for the backward."""
+        kept = {slot for tape, base, _ in self.saved.values() for slot in range(base, base + tape.num_slots)}
+        return (
+            kept
+            | {given for _, _, given in self.saved.values()}
+            | {self.value, self.loss, -1 if self.sent is None else self.sent}
+        )
+
     def add_to_head(self, writer: Writer, table: int, parts: int, element_bytes: int, *, sums: bool) -> None:
         """A tied matrix of `table` elements has one gradient: the embedding's is added to the head's, and goes.
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.memory.gradients import dummy_gradients, redistributed_bytes, reentrant_input_bytes, whole_table_numel
@@ -17,7 +18,8 @@ from simulator.memory.in_flight import InFlight, outside, parts_of
 from simulator.memory.messages import Messages
 from simulator.memory.offloading import Evictor
 from simulator.memory.outside import grouped_workspaces
-from simulator.memory.tape import INPUT, Tape
+from simulator.memory.policies.base import rounded
+from simulator.memory.tape import CATEGORIES, FREE, FREE_LATER, INPUT, Tape
 from simulator.memory.tapes import gradient_dtype, layer_tape, record_tapes
 from simulator.memory.writer import Writer
 from simulator.parallel.model_shard import body_names
@@ -42,6 +44,8 @@ from simulator.work.script.instructions import (
     Update,
 )
 from simulator.work.script.storage import ROOT, Storages
+
+_PARTS = 16  # blocks of a tensor that stands for many: one alone would find no room of its size between others'
 
 
 class StepWriter:
@@ -76,6 +80,7 @@ class StepWriter:
         self._inputs, self._workspaces, self._made = 0, list[int](), set[tuple[int, int]]()
         self._dummies = dummy_gradients(blocks, plan) if stack.kernels.weight_gradients == "accumulated" else {}
         self._in_flight: dict[tuple[int, int], InFlight] = {}
+        self._beyond, self._middle, self._held = 0, -1, dict[int, list[int]]()
         self._graded = set[int]()  # chunks that have gradients, to which a later micro-batch adds its own
 
     def persistent(self, workspaces: Sequence[int] = (), *, optimizer_state: bool) -> None:
@@ -103,10 +108,16 @@ class StepWriter:
         """One optimizer step."""
         return list(step_script(self.plan, self._stack, [p.chunk for p in self._parts], num_micro_batches, self.stage))
 
-    def step(self, script: Iterable[Instruction], num_micro_batches: int, *, first: bool = False) -> None:
-        """An optimizer step of so many micro-batches. first: it creates the optimizer's state."""
+    def step(
+        self, script: Iterable[Instruction], num_micro_batches: int, *, first: bool = False, beyond: int = 0
+    ) -> None:
+        """An optimizer step of so many micro-batches. first: it creates the optimizer's state.
+
+        beyond: micro-batches whose tensors live while those of the middle one do, and are written as a few of so many times its size.
+        """
         chunks = [part.chunk for part in self._parts]
-        self._messages.begin(chunks, self.plan.num_micro_batches - num_micro_batches)
+        self._messages.begin(chunks, self.plan.num_micro_batches - num_micro_batches - beyond)
+        self._beyond, self._middle = beyond, num_micro_batches // 2 if beyond else -1
         self.read(script, num_micro_batches, first=first)
 
     def read(self, script: Iterable[Instruction], num_micro_batches: int = 1, *, first: bool = False) -> None:
@@ -116,7 +127,10 @@ class StepWriter:
         for one in script:
             match one:
                 case Pass():
+                    begin = len(self.writer.events)
                     deque(self._by_unit(one), maxlen=0)
+                    if one.micro_batch == self._middle:
+                        self._beside(one, begin)
                 case Together():
                     self._together(one)
                 case Update():
@@ -130,6 +144,25 @@ class StepWriter:
         self.writer.at("optimizer", num_micro_batches - 1, "", "zero_grad")
         self.buffers.zero_grad()
         self.writer.catch_up()
+
+    def _beside(self, one: Pass, begin: int) -> None:
+        """Behind the middle micro-batch's forward, of events from `begin` on, and its backward: the same of those beyond."""
+        if one.direction == "forward":
+            kept = self._in_flight[one.micro_batch, one.chunk].slots()
+            alive = [e for e in self.writer.events[begin:] if e[1] > 0 and e[0] in kept]
+            gone = {slot for slot, size, _, _ in self.writer.events[begin:] if size in (FREE, FREE_LATER)}
+            self.writer.at("forward", one.micro_batch, "", "micro-batches beside it")
+            parts = [self._beyond * i // _PARTS for i in range(_PARTS + 1)]
+            self._held[one.chunk] = [
+                self.writer.alloc((end - start) * rounded(size), CATEGORIES[tag], stream)
+                for start, end in pairwise(parts)
+                if end > start
+                for slot, size, stream, tag in alive
+                if slot not in gone
+            ]
+        else:
+            self.writer.free(*self._held.pop(one.chunk))
+            self._messages.begin([self._parts[one.chunk].chunk], self._beyond)
 
     def _state(self) -> None:
         self.writer.alloc_each(self._resident["optimizer_state"][self._copies :], "optimizer_state")

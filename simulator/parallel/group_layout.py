@@ -10,15 +10,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.nics import nearest, places_of
 from simulator.spec.cluster.wiring import Wiring
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import ArrayLike, NDArray
 
 Pattern = tuple[tuple[int, ...], ...]  # the GPUs of each group on a node, by local index
 
@@ -38,8 +37,6 @@ class Layout(TypedDict):
 
 def layout(cluster: Cluster, groups: ArrayLike) -> Layout:
     """How groups of ranks, a row each, lie on the nodes of a cluster: the worst of each, and all patterns of GPUs."""
-    import numpy as np
-
     gpus = _gpus(cluster, groups)
     nodes = np.sort(gpus // cluster.gpus_per_node, axis=1)
     gaps = np.diff(nodes, axis=1, prepend=-1)  # before the first node too
@@ -60,8 +57,6 @@ def layout(cluster: Cluster, groups: ArrayLike) -> Layout:
 
 def pairs_layout(cluster: Cluster, pairs: ArrayLike) -> Layout:
     """How pairs of communicating ranks are spread; if some are on different nodes, only these. Pairs are directed."""
-    import numpy as np
-
     gpus = _gpus(cluster, pairs)
     nodes, domains = gpus // cluster.gpus_per_node, gpus // cluster.nvlink_domain_size
     is_apart = nodes[:, 0] != nodes[:, 1]
@@ -82,16 +77,12 @@ def pairs_layout(cluster: Cluster, pairs: ArrayLike) -> Layout:
 
 def _gpus(cluster: Cluster, ranks: ArrayLike) -> NDArray[np.int64]:
     """The GPU of each rank, counted over the nodes."""
-    import numpy as np
-
     found, seats = np.asarray(ranks, np.int64), np.array(cluster.seats, np.int64)
     return found - found % len(seats) + seats[found % len(seats)] if len(seats) else found
 
 
 def _patterns(cluster: Cluster, gpus: NDArray[np.int64]) -> set[Pattern]:
     """The GPUs of each group on a node, in the order of its ranks, for each way that nodes look."""
-    import numpy as np
-
     order = np.argsort(gpus.ravel() // cluster.gpus_per_node, kind="stable")  # by node, group and rank
     groups, (nodes, local) = order // gpus.shape[1], np.divmod(gpus.ravel()[order], cluster.gpus_per_node)
     is_next = np.diff(nodes, prepend=-1) > 0
@@ -114,8 +105,6 @@ def _cut(gpus: Sequence[int], begins: Sequence[int]) -> Pattern:
 
 def _off_rail(cluster: Cluster, gpus: NDArray[np.int64]) -> float:
     """The largest share of a group's traffic that changes rails."""
-    import numpy as np
-
     rails = Rails.of(cluster)
     if not rails.of_node:
         return 0.0

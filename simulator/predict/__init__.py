@@ -94,7 +94,7 @@ def prediction_of(
         from simulator.predict.remedy_search import remedies
 
         found = remedies(lowering, played.step_s, memory)
-    parts = spread(lowering, played) | replayed(lowering, float(played.step_s), float(alone.step_s), fold=fold)
+    parts = spread(lowering, played) | replayed(lowering, float(played.step_s), alone, fold=fold)
     peak_flop_per_s = mean_peak_flop_per_s(lowering)
     floor_s = lowering.hardware_flop / (plan.num_devices * peak_flop_per_s)
     own = own_sigma(lowering)

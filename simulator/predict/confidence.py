@@ -53,6 +53,10 @@ RETRIES = "ranks whose allocators retry apart"
 # torchao's products with a scale a row gain nothing over 16-bit ones beside DTensors: 0.96 of their speed with tp 2 on four H100
 # (github.com/pytorch/torchtitan issue 1207), where layers alone gain. No cause is published, so they may: twice as long is the end
 ROWS = "fp8 by rows under tensor parallelism"
+# Megatron wants one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS) beside tensor or context parallelism, and more of them beside exchanges
+# of experts that overlap: its training/arguments.py warns that a run has one of the two. No plan says which; in one queue they overlap nothing
+QUEUE = "exchanges in one hardware queue"
+_LATE_ALONE = (SHEET, WAITING, RETRIES, ROWS, QUEUE)
 SOFTWARE = "software"
 LEARNED = "learned"
 UNTIMED = "kernels without a measurement"
@@ -108,7 +112,7 @@ def reaches(own: float, parts: Mapping[str, float]) -> tuple[float, float]:
 
 def upward(name: str) -> bool:
     """A part of the interval's upper end alone."""
-    return name in (SHEET, WAITING, RETRIES, ROWS, UNCOUNTED) or name.startswith(SLOWER)
+    return name in (*_LATE_ALONE, UNCOUNTED) or name.startswith(SLOWER)
 
 
 def own_sigma(lowering: Lowering) -> float:
@@ -132,7 +136,7 @@ def kind_of(name: str) -> Part | None:
     """The kind of a part; None: a kind that no runs judged."""
     name = name.removeprefix(SLOWER)
     kind, _, _ = name.partition(" of ")
-    if name in (SHEET, WAITING, RETRIES, ROWS, "imbalance"):
+    if name in (*_LATE_ALONE, "imbalance"):
         return None
     if name in TRANSFER_SIGMA:
         return "transfers"

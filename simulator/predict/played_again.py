@@ -9,20 +9,27 @@ from simulator.base.errors import InputError
 from simulator.base.units import format_seconds
 from simulator.memory import MemoryUse
 from simulator.play.lower import Lowering, lower
-from simulator.predict.confidence import SHEET, WAITING, Z90
-from simulator.predict.play import step_seconds
+from simulator.predict.confidence import QUEUE, SHEET, WAITING, Z90
+from simulator.predict.play import SimulatedStep, play, step_seconds
 from simulator.predict.prediction import NetworkShare
 from simulator.spec.calibration.networks import carrier_of, slow_network
+from simulator.spec.plan import Plan
 
+_EXCHANGE: Final = "all_to_all"
 _FREE: Final = 1e6  # times as fast: what is left of a collective is its latency
 _TENTH_LESS: Final = 0.9
 
 
-def replayed(lowering: Lowering, step_s: float, alone_s: float, *, fold: bool) -> dict[str, float]:
-    """Parts of the interval that a step played again says. alone_s: of the step without what memory adds to it."""
+def replayed(lowering: Lowering, step_s: float, alone: SimulatedStep, *, fold: bool) -> dict[str, float]:
+    """Parts of the interval that a step played again says. alone: the step without what memory adds to it."""
+    alone_s = float(alone.step_s)
     imbalance = _imbalance_sigma(lowering, step_s, fold=fold)
     found = {"imbalance": imbalance} if imbalance else {}
-    learned = lowering.calibration.learned
+    learned, plan = lowering.calibration.learned, lowering.plan
+    if learned is None and plan.experts.overlap and plan.tp * plan.cp > 1:
+        serial = play(_changed(lowering, plan.copy_with(expert_overlap=False)), fold=fold)
+        hidden_s = serial.communication[_EXCHANGE][0] - alone.communication[_EXCHANGE][0]
+        found[QUEUE] = math.log1p(max(0.0, hidden_s) / step_s) / Z90
     if learned is None and lowering.may_wait_s:
         waiting_s = max(0.0, step_seconds(lowering.waiting(), fold=fold) - alone_s)
         found[WAITING] = math.log1p(waiting_s / step_s) / Z90
@@ -40,9 +47,13 @@ def _imbalance_sigma(lowering: Lowering, step_s: float, *, fold: bool) -> float:
     if plan.experts.imbalance_sigma == 0 or lowering.model.experts is None:
         return 0.0
     more = plan.experts.imbalance * (1 + plan.experts.imbalance_sigma)
-    busier = plan.copy_with(expert_imbalance=more)
+    return step_seconds(_changed(lowering, plan.copy_with(expert_imbalance=more)), fold=fold) / step_s - 1
+
+
+def _changed(lowering: Lowering, plan: Plan) -> Lowering:
+    """The same with another plan."""
     inputs = (lowering.full_cluster, lowering.given_stack, lowering.calibration, lowering.curves)
-    return step_seconds(lower(lowering.model, busier, *inputs), fold=fold) / step_s - 1
+    return lower(lowering.model, plan, *inputs)
 
 
 def network_share(lowering: Lowering, step_s: float, *, fold: bool = True) -> NetworkShare | None:

@@ -13,7 +13,7 @@ from functools import partial
 from simulator.base.errors import EngineError, InputError
 from simulator.base.fit import Fit
 from simulator.base.kernels import Attention, Gemm, Kernel
-from simulator.base.units import format_bytes
+from simulator.base.units import counted, format_bytes
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.history import History, script_history, step_live_bytes
 from simulator.memory.outside import capacity_bytes, outside_torch_bytes, workspace_bytes
@@ -186,12 +186,14 @@ def lowered_programs(
 
 
 def played_programs(target: str, programs: Sequence[Program]) -> SimulatedStep:
-    """The programs' step in time, seen from the one that computes longest. Raises InputError where they never end."""
+    """The programs' step in time, seen from the one that computes longest. Raises InputError where they never end, or nothing runs."""
     try:
         timeline = run(programs)
     except EngineError as exc:
         remedy = "calls in one order on both sides, or batch_isend_irecv for what goes both ways"
         raise InputError.at(target, f"as on GPUs, {exc}", remedy) from None
+    if not timeline.step_s:
+        raise InputError.at(target, "nothing of it takes time", "a step that computes")
     program = max(programs, key=lambda one: timeline.busy(one.name, COMPUTE_STREAM))
     limits = [bounds(one) for one in programs]
     lower_s, upper_s = max(one for one, _ in limits), sum(one for _, one in limits)
@@ -315,10 +317,10 @@ def _beside(column: Column, others: Sequence[Column], uses: Mapping[int, MemoryU
 
 
 def _check(capture: Capture, cluster: Cluster) -> None:
-    if capture.world_size != cluster.num_devices:
-        problem = f"was captured for {capture.world_size} ranks, and {cluster.name} has {cluster.num_devices} GPUs"
+    if (ranks := capture.world_size) != (gpus := cluster.num_devices):
+        problem = f"was captured for {counted(ranks, 'rank')}, and {cluster.name} has {gpus} GPUs"
         remedy = (
-            f"shardwise capture … --ranks {cluster.num_devices}, or --nodes for as many GPUs as ranks, "
+            f"shardwise capture … --ranks {gpus}, or --nodes or --gpus {ranks}xGPU for as many GPUs as ranks, "
             "or --scale-with a capture at another number of ranks"
         )
         raise InputError.at(capture.target, problem, remedy)

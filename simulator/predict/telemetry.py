@@ -14,9 +14,10 @@ from functools import cached_property
 from itertools import pairwise
 from math import ceil, fsum
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from simulator.base.sums import summed
+from simulator.parallel.mesh import GroupShape
 from simulator.play.lower import lowered
 from simulator.play.lower.messages import role_of
 from simulator.predict.prediction import Prediction
@@ -30,9 +31,6 @@ from simulator.spec.software.stack import Stack
 from simulator.work.collectives import KINDS, host_traffic
 from simulator.work.program import COMPUTE_STREAM, Collective, Program
 from simulator.work.trace import Span
-
-if TYPE_CHECKING:
-    from simulator.parallel.mesh import GroupShape
 
 AIO_BLOCK_BYTES: Final = (
     1 << 20

@@ -14,7 +14,7 @@ from simulator.memory import MemoryUse
 from simulator.memory.driver_costs import DriverCosts
 from simulator.memory.use import RESERVED_HIGH
 from simulator.parallel.legality import Case, faults
-from simulator.parallel.model_shard import shard_of
+from simulator.parallel.model_shard import shard_of, whole_body
 from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import OWN_ALLOCATOR, STALL, Remedy, Source
@@ -212,9 +212,10 @@ def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse, inside
         return _nearer_experts(lowering, share["exposed:all_to_all"])
     if exposed > 0.1:
         return _less_waiting(lowering, memory, exposed, share.get("exposed:cpu_adam", 0), inside)
-    less = share.get("recompute", 0) > 0.05 and room > memory.peak_allocated_bytes // 2 and _recomputing_less(lowering)
-    if less:
-        return f"memory is left over: recompute less ({less}) to save its time"
+    if share.get("recompute", 0) > 0.05 and room > memory.peak_allocated_bytes // 2:
+        less = _less_recomputed(lowering, room, played.breakdown["recompute"])
+        if less:
+            return f"memory is left over: {less}"
     larger = f"memory is left over: micro_batch_size = {2 * plan.micro_batch_size} makes larger, faster kernels"
     dominates = "compute dominates: a faster attention kernel or compiled blocks (--stack) is what is left"
     return larger if room > memory.peak_allocated_bytes else dominates
@@ -228,6 +229,17 @@ def _recomputing_less(lowering: Lowering) -> str:
         ways = {"recompute = none": ("none", 1)}
     plans = {way: plan.copy_with(recompute=mode, recompute_every=each) for way, (mode, each) in ways.items()}
     return " or ".join(way for way, less in plans.items() if not faults(Case(plan=less, model=lowering.model)))
+
+
+def _less_recomputed(lowering: Lowering, room: int, seconds: float) -> str:
+    """To recompute nothing if what the layers then keep of a micro-batch surely has room, else less; empty where none can."""
+    plan, took = lowering.plan, f"about {format_seconds(seconds)} a step"
+    sizes = {block.name: block.saved_bytes - block.input_bytes for block in lowering.blocks.body}
+    kept = sum(sizes[kind] for kind in whole_body(lowering.model, plan))
+    if plan.recompute.mode == "full" and plan.pp == 1 and 1.1 * kept < room:
+        return f"recompute = none keeps {format_bytes(kept)} more, of {format_bytes(room)} free, and saves {took}"
+    less = _recomputing_less(lowering)
+    return less and f"recompute less ({less}) to save {took}"
 
 
 def fitting(remedies: Sequence[Remedy] | None, num_devices: int) -> str:

@@ -65,6 +65,10 @@ FOUND = {
     "a module whose name is a number": ("capture", "step.capture.gz", _inside(b'"names": [', b'"names": [0, '), 3, "is no text"),
     "a count of thousands of digits": ("tuner", "tuner.csv", _new(b",8,-1", b",8," + b"9" * 5000), 3, "is not a count"),
     "a source of a number that has a number's name": ("calibrations diff", "new.calibration.json", _new(b'"nccl_communicator_bytes": "prior"', b'"p95": "prior"'), 0, ""),
+    "measurements without end, of which none is read": ("collective on a table", "c.csv", lambda data: data + b"x\n" * 2**18, 3, "has more than 20,000 rows"),
+    "measurements of which most are not read": ("collective on a table", "c.csv", lambda data: data + b"x\n" * 2**12, 0, "more"),
+    "a program that runs nothing": ("long run of two captures", "a.capture.gz", lambda data: gzip.compress(json.dumps({**(one := json.loads(gzip.decompress(data))), "ranks": [{**rank, "events": []} for rank in one["ranks"]]}).encode()), 3, "nothing of it takes time"),
+    "a number that is half a character": ("samples diff", "old.jsonl", lambda data: re.sub(rb'"num_ranks": \w+', rb'"num_ranks": "\\ud800"', data, count=1), 0, "ud800"),
     "many lines with unknown keys": ("slurm", "topology.conf", lambda data: data + b"\nx = 1" * 2**18, 3, "this line and those behind it were not read"),
     "a group that holds a rank twice": ("capture", "step.capture.gz", lambda data: gzip.compress(re.sub(rb'"groups": \[\[[0-9, ]*\]', b'"groups": [[0, 0]', gzip.decompress(data))), 3, "is no list of ranks"),
     "a group of something else than ranks": ("capture", "step.capture.gz", _inside(b'"groups": [[', b'"groups": [[[], '), 3, "is no list of ranks"),
@@ -89,6 +93,7 @@ def test_a_change_that_was_a_fault_is_an_answer(
     assert words in printed.err or (code == 0 and words in printed.out)
     assert "\x1b" not in printed.err
     assert max(map(len, printed.err.splitlines()), default=0) < 10_000
+    assert len(printed.err.splitlines()) < 1_200
 
 
 def test_a_page_of_a_check_with_work_that_was_not_measured_again(

@@ -13,6 +13,7 @@ from simulator.formats.readers.measured_table import read_measured
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.calibration.intervals import unknown_engine
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
@@ -26,7 +27,7 @@ from simulator.studies.backtest.serving_figures import _run, deployed_once, figu
 from simulator.studies.backtest.serving_rows import load_of, metric_of, resolve
 from simulator.studies.serving import InferencePlan, Request, StepCosts, engine_of, with_defaults
 from simulator.studies.serving.batch import Batch, padded
-from simulator.studies.serving.decoding import UNKNOWN_ENGINE_SIGMA, batch_of, sigma_of
+from simulator.studies.serving.decoding import batch_of, sigma_of
 from simulator.studies.serving.engine import Engine
 from simulator.studies.serving.groups import own_all_reduce_s
 from simulator.studies.serving.kernels import NarrowWeights
@@ -170,7 +171,7 @@ def test_engines_are_found_by_name_and_version_and_bring_their_defaults() -> Non
         text: engine_of(text) for text in ("TensorRT-LLM 0.17", "trtllm 1.0.0rc3", "SGLang 0.4.6", "an engine of ours")
     }
     assert [stack.name for stack in found.values()] == [
-        "tensorrt-llm-2024", "tensorrt-llm-2025", "sglang-2025", "vllm-2025",
+        "tensorrt-llm-2024", "tensorrt-llm-2025", "sglang-2025", "vllm-2026",
     ]  # fmt: skip
     assert found["an engine of ours"].known == "unknown"
     plan = with_defaults(InferencePlan(max_model_len=20_000, max_sequences=7), found["TensorRT-LLM 0.17"])
@@ -352,12 +353,41 @@ def test_software_that_nobody_described_has_a_wider_interval() -> None:
     cluster = Cluster.load("hgx-h100-8")
     calibration = Calibration.for_device(cluster.device)
     spreads = []
-    for text in ("vLLM 0.12", "an engine of ours"):
+    for text in ("vLLM 0.14", "an engine of ours"):
         costs = StepCosts(
             Model.load("llama3.2-1b"), InferencePlan(), cluster, engine_of(text), calibration, default_curves()
         )
         spreads.append(sigma_of(costs, batch_of(costs, 8, 500), calibration, default_curves()))
-    assert spreads[1] ** 2 - spreads[0] ** 2 == pytest.approx(UNKNOWN_ENGINE_SIGMA**2)
+    assert spreads[1] ** 2 - spreads[0] ** 2 == pytest.approx(unknown_engine().step ** 2)
+
+
+def test_an_engine_that_nobody_described_may_let_prompts_join_steps_or_come_first() -> None:
+    """No launch is known of it; its first tokens' interval spans both orders of prompts, and holds what either makes of users in step."""
+    alone = replace(ROW, engine="an engine of ours", concurrency_or_rate="16", num_requests=64)
+    server = resolve(alone)
+    assert server.waits
+    assert server.other is not None
+    assert (server.plan.mixed, server.other.mixed) == (True, False)
+    assert server.plan.max_batched_tokens == server.other.max_batched_tokens == 8192
+    found = predicted(server)
+    for plan in (server.plan, server.other):
+        each = figure_of(_run(deployed_once(replace(server, plan=plan)), server.load), server.metric) * 1e3
+        assert found.low < each / (1 + unknown_engine().wait)
+        assert found.high > each * (1 + unknown_engine().wait)
+    assert found.value == pytest.approx(figure_of(_run(deployed_once(server), server.load), server.metric) * 1e3)
+    for load in ("4 requests/s", "inf"):
+        at_a_rate = resolve(replace(alone, concurrency_or_rate=load))
+        assert (at_a_rate.other, at_a_rate.waits) == (None, False)
+
+
+def test_what_is_not_known_of_an_engine_comes_from_engines_that_were_described() -> None:
+    """The file's sigmas hold nine tenths of most engines by what the others say, and every engine has its rows there."""
+    found = unknown_engine()
+    assert found.step > 0
+    assert found.wait > 0
+    assert set(found.sample) <= set(Stack.names())
+    assert len(found.sample) >= 5
+    assert all(one["rows"] > 0 for one in found.sample.values())
 
 
 class _StepByStep(StepCosts):

@@ -15,6 +15,8 @@ from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
 from simulator.formats.exchange import Job
 from simulator.formats.writers.launch_kit import Kit, launch_kit, make_kit
+from simulator.formats.writers.launch_kit.scripts import environment
+from simulator.formats.writers.plans.megatron import megatron_script
 from simulator.parallel.mesh import Mesh
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.host import Gpu, Host
@@ -41,6 +43,21 @@ def table(text: str) -> list[dict[str, str]]:
 
 def files(kit: Kit) -> dict[str, str]:
     return launch_kit(kit, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("degrees", "queues"),
+    [({"tp": 1}, None), ({"tp": 4, "cp": 1}, "1"), ({"tp": 1, "expert_overlap": True}, "32"), ({"tp": 4, "expert_overlap": True}, "32")],
+)  # fmt: skip
+def test_overlapping_exchanges_get_more_than_one_hardware_queue(degrees: dict[str, object], queues: str | None) -> None:
+    """In one queue nothing runs beside an exchange (github.com/NVIDIA/Megatron-LM pull request 6311), so the option would do nothing."""
+    plan = Plan(
+        data_parallel="megatron", dp_replicate=8, ep=8, etp=1, pp=2, virtual_stages=2, num_micro_batches=4, **degrees
+    )
+    experts = Job(plan=plan, model=Model.load("mixtral-8x7b"), stack=Stack.load("megatron-core-2025"), gpus_per_node=8)
+    assert environment(make_kit(experts, cluster(plan.num_devices // 8))).get("CUDA_DEVICE_MAX_CONNECTIONS") == queues
+    line = f"export CUDA_DEVICE_MAX_CONNECTIONS={queues}"
+    assert (line in megatron_script(experts).splitlines()) == (queues is not None)
 
 
 def test_ranks_stand_where_the_mesh_says() -> None:

@@ -127,6 +127,20 @@ def test_runs_of_described_software_that_all_take_longer_move_it() -> None:
     assert run_step_s(slow[3], learned) > 1.08 * slow[3].step({}).seconds
 
 
+def test_runs_that_foretell_each_other_worse_than_their_stack_does_move_nothing() -> None:
+    """Equal runs that took a tenth more and less in turn: what the others say of one lies on the wrong side."""
+    found, _ = observed([_row(0, stack="torch-2.6-eager")])
+    run = found[0]
+    turns = [replace(run, measured_s=run.step({}).seconds * 1.1 ** (-1) ** i) for i in range(6)]
+    learned = posterior(turns)
+    assert not learned.theta.any()
+    assert not learned.shared.any()
+    assert run_step_s(run, learned) == run.step({}).seconds
+    assert [without(learned, i)[0] for i in (0, 1)] == pytest.approx([-math.log(1.1), math.log(1.1)])
+    assert any("nothing moves" in line for line in lines(learning_report(turns, (), "mine")))
+    assert learned.scatter > posterior([replace(run, measured_s=run.step({}).seconds)] * 6).scatter
+
+
 class _OfNobody(Observed):
     """The same run as if its software were not described."""
 

@@ -17,7 +17,7 @@ from simulator.play.lower import Lowering, lowered
 from simulator.predict.link_loads import Loads, idle_links, link_loads
 from simulator.spec.cluster import Cluster, NicPlace, Pcie
 from simulator.spec.plan import Offload, Plan
-from simulator.studies.place.traffic import step_calls
+from simulator.studies.place.cost import step_calls
 from simulator.work.collectives import host_traffic
 
 MODEL = Model.load("llama3.2-1b")

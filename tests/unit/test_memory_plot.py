@@ -14,7 +14,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_bytes
 from simulator.cli import main
 from simulator.formats.drawing import drawn
-from simulator.formats.writers.memory_plot import peak_words, write_memory_plot
+from simulator.formats.writers.step_plots import peak_words, write_memory_plot
 from simulator.memory import History, device_history
 from simulator.memory.live_bytes import live_bytes
 from simulator.predict import Prediction, predict

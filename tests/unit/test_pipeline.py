@@ -225,15 +225,6 @@ def test_a_pipeline_that_memory_cannot_play_names_the_longest_that_it_can(schedu
     assert most * chunks >= 126  # the deepest published dense model, Llama 3 405B, with a layer a chunk
 
 
-def test_gpipe_holds_as_many_micro_batches_as_its_fault_allows() -> None:
-    (fault,) = pipeline_faults(Pipeline("gpipe", 2, 10_000, 1, 32))
-    assert "gpipe holds all micro-batches at once" in fault.problem
-    most = int(fault.remedy.removeprefix("num_micro_batches = ").partition(" ")[0])
-    assert not pipeline_faults(Pipeline("gpipe", 2, most, 1, 32))
-    assert pipeline_faults(Pipeline("gpipe", 2, most + 1, 1, 32))
-    assert not pipeline_faults(Pipeline("1f1b", 2, 10_000, 1, 32))
-
-
 def test_chunks_without_end_are_refused() -> None:
     """Not even one stage of them could be played."""
     found = pipeline_faults(Pipeline("interleaved", 2, 8, 1_000_000, 32))

@@ -30,11 +30,10 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.studies.place import decide, place, place_node
-from simulator.studies.place.cost import PlacementPricer
+from simulator.studies.place.cost import PlacementPricer, step_calls
 from simulator.studies.place.local import Problem, greedy, two_opt
 from simulator.studies.place.symmetry import distinct, equal_gpus, free_lines
 from simulator.studies.place.text import _of_own as lines_of_own
-from simulator.studies.place.traffic import step_calls
 from simulator.studies.place.trial import Choice, Trials
 from simulator.studies.place.uneven import proportional
 from simulator.work.collectives import collective_cost

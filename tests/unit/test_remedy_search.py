@@ -23,6 +23,7 @@ from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.spec.plan.peft import PeftPlan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import build_blocks
 
@@ -349,3 +350,18 @@ def test_sharding_inside_nodes_is_advice_where_it_fits_and_is_quicker(cluster: s
     words = f"dp_replicate = {nodes}, dp_shard = 8 shards inside a node, a step of {format_seconds(inside.step_s)}"
     assert (words in found.suggestion) == ("dp_replicate" in found.suggestion) == quicker
     assert "fewer" not in found.suggestion  # there is one micro-batch
+
+
+def test_where_nothing_need_be_recomputed_the_bytes_and_the_time_are_told() -> None:
+    """LoRA on a 32B model has room for all that its layers keep: what is told is what predictions of the other plan say."""
+    model, cluster, stack = Model.load("qwen2.5-32b"), Cluster.load("dgx-h100-8"), Stack.load("transformers-2024")
+    plan = Plan(dp_shard=8, seq_len=2048, peft=PeftPlan(method="lora"), recompute="full")
+    again, kept = (predict(model, plan.copy_with(recompute=mode), cluster, None, stack) for mode in ("full", "none"))
+    found = re.search(r"recompute = none keeps ([0-9.]+) GiB more, of ([0-9.]+) GiB free, and saves about ([0-9.]+) ms", again.suggestion)  # fmt: skip
+    assert found is not None
+    more, free, saved = map(float, found.groups())
+    assert more * GIB == pytest.approx(kept.memory.used_bytes - again.memory.used_bytes, rel=0.05)
+    assert free * GIB == pytest.approx(again.memory.capacity_bytes - again.memory.used_bytes, rel=0.01)
+    assert saved / 1000 == pytest.approx(again.step_s - kept.step_s, rel=0.1)
+    longer = predict(model, plan.copy_with(micro_batch_size=4), cluster, None, stack)
+    assert "recompute less (recompute = selective or every_k)" in longer.suggestion

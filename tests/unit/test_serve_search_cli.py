@@ -46,7 +46,7 @@ def test_a_person_reads_how_many_gpus_and_which_flags(capsys: pytest.CaptureFixt
     assert main([*SMALL, *LIMITS, "--plain"]) == ExitCode.OK
     told = capsys.readouterr().out
     for part in (
-        "llama3.2-1b on 1 × hgx-h100-8 at 30 requests/s: 1 GPU (1 node), 1 × (tp 1)",
+        "llama3.2-1b on 1 × hgx-h100-8 (2 GPUs) at 30 requests/s: 1 GPU (1 node), 1 × (tp 1)",
         "ttft p95",
         "tokens/s/user",
         "prompts 1 × (tp 1) → answers 1 × (tp 1)",

@@ -539,6 +539,27 @@ def test_a_length_by_a_longer_word_is_a_fault(settings: dict[str, Any], name: st
     assert f"{name}: is no option ({meant}?)" in told(read(tmp_path, "a.yaml", **settings))
 
 
+def test_torchtune_s_vision_recipes_say_what_of_them_is_left_out(tmp_path: Path) -> None:
+    """recipes/configs/llama3_2_vision/11B_lora.yaml: what is trained of decoder, tower and cross-attention."""
+    model = {
+        "_component_": "torchtune.models.llama3_2_vision.lora_llama3_2_vision_11b", "decoder_trainable": "frozen",
+        "encoder_trainable": "lora", "fusion_trainable": "lora", "lora_rank": 8, "lora_attn_modules": ["q_proj"], "image_size": 560,
+    }  # fmt: skip
+    settings = {
+        "model": model,
+        "tokenizer": {"max_seq_len": 8192},
+        "batch_size": 2,
+        "optimizer": {"_component_": "torch.optim.AdamW"},
+    }
+    (tmp_path / "a.yaml").write_text(json.dumps(settings))
+    draft = read_plan(tmp_path / "a.yaml", "torchtune")
+    assert not draft.named("unknown")
+    left_out = {
+        f"model.{name}" for name in ("decoder_trainable", "encoder_trainable", "fusion_trainable", "image_size")
+    }
+    assert left_out <= {setting.name for setting in draft.settings if setting.use == "not modelled"}
+
+
 def test_what_other_kinds_of_runs_read_is_told_as_that(tmp_path: Path) -> None:
     """GRPO's length of prompts in a file of DPO's: the name is known, so none like it is proposed."""
     draft = read(tmp_path, "a.yaml", model_name_or_path="Qwen/Qwen2.5-7B", beta=0.1, max_length=2048, max_prompt_length=512, per_device_train_batch_size=1)  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from simulator.predict import Z90, Prediction, predict
-from simulator.predict.confidence import HOST_SIGMA, ROWS, SHEET, WAITING, kind_of
+from simulator.predict.confidence import HOST_SIGMA, QUEUE, ROWS, SHEET, WAITING, kind_of
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.intervals import intervals
 from simulator.spec.calibration.learned import Learned
@@ -338,3 +338,19 @@ def test_where_nobody_names_the_software_it_is_that_of_the_plans_layers() -> Non
     assert (own.kernels.blocks, users.kernels.blocks) == ("fused", "eager")
     assert own.known == users.known == "assumed"
     assert Stack.of(Plan(data_parallel="megatron", zero=1, stack=users.name)).kernels.blocks == "eager"
+
+
+def test_exchanges_beside_tensor_parallelism_may_overlap_nothing() -> None:
+    """Megatron wants one hardware queue for the one and more for the other; the end is the step with all exchanges in sight."""
+    model, cluster = Model.load("mixtral-8x7b").model_copy(update={"num_layers": 4}), Cluster.load("hgx-h100-8", 8)
+    plan = Plan(
+        data_parallel="megatron", dp_shard=16, zero=1, ep=8, etp=1, pp=2, virtual_stages=2, num_micro_batches=4, tp=2,
+        sequence_parallel=True, seq_len=4096, micro_batch_size=2, expert_overlap=True,
+    )  # fmt: skip
+    paired, alone = predict(model, plan, cluster), predict(model, plan.copy_with(expert_overlap=False), cluster)
+    hidden_s = alone.communication["all_to_all"][0] - paired.communication["all_to_all"][0]
+    assert hidden_s > 0
+    assert paired.step_s * math.exp(Z90 * paired.uncertainty[QUEUE]) == pytest.approx(paired.step_s + hidden_s)
+    assert QUEUE not in alone.uncertainty
+    whole = plan.copy_with(tp=1, sequence_parallel=False)
+    assert QUEUE not in predict(model, whole, cluster.with_nodes(4)).uncertainty

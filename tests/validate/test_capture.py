@@ -269,6 +269,12 @@ def test_what_a_program_decides_itself_is_refused(folder: Path, capsys: pytest.C
 BAD = {
     "raises": ("raise KeyError('loss')", "raised KeyError: 'loss'"),
     "no_step": ("import torch; torch.ones(3, device='cuda') + 1", "ended without an optimizer's step"),
+    "empty": (
+        """import torch
+for _ in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(0, 4)), 2):
+    pass""",
+        "step: a data loader over TensorDataset has nothing to load",
+    ),
     "exits": ("import sys; sys.exit(3)", "ended with exit code 3"),
     "values": (
         "import torch; torch.bincount(torch.randint(9, (9,), device='cuda'))",

@@ -61,6 +61,29 @@ model = checkpoint_wrapper(model, preserve_rng_state=False)
 model.compile()
 """,
 )
+ATTENDING = """
+import torch
+from torch.nn import functional as F
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w, self.out = torch.nn.Linear(256, 768, bias=False), torch.nn.Linear(256, 256, bias=False)
+
+    def forward(self, x):
+        q, k, v = self.w(x).view(2, 128, 3, 4, 64).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True)
+        return F.dropout(self.out(y.transpose(1, 2).reshape(2, 128, 256)), 0.1)
+
+model = checkpoint_wrapper(Block().to("cuda", torch.bfloat16))
+model.compile()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+while True:
+    model(torch.randn(2, 128, 256, device="cuda", dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 FLEX = """
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -197,6 +220,25 @@ def test_a_checkpoint_inside_a_region_is_the_partitioner_s(folder: Path) -> None
     assert hidden not in alive.values()
     assert products.count("aten.mm.default") == 2 + 2 * 3
     assert not any("not compiled" in one for one in capture.answers)
+
+
+def test_a_checkpoint_draws_its_random_numbers_again(folder: Path) -> None:
+    """Attention, which may drop, is made again by the kernel of the forward, and its own backward follows."""
+    (folder / "attending.py").write_text(ATTENDING)
+    capture = captured(folder / "attending.py", folder / "attending.capture.gz", "--ranks=1")
+    assert [what for what in capture.answers if what.startswith("torch.compile")] == [
+        "torch.compile: Inductor's kernels, one graph a region"
+    ]
+    named = [
+        (capture.signatures[one[1]][0], one[4]) for one in capture.events[capture.steady :] if one[0] == Kind.OPERATOR
+    ]
+    flash = "aten._scaled_dot_product_flash_attention"
+    attention = [(name.removeprefix(flash), phase) for name, phase in named if name.startswith(flash)]
+    assert attention == [
+        (".default", Phase.FORWARD),
+        (".default", Phase.BACKWARD),
+        ("_backward.default", Phase.BACKWARD),
+    ]
 
 
 def test_a_region_that_cannot_be_traced_runs_as_it_is_written(folder: Path) -> None:

@@ -423,6 +423,30 @@ def test_batch_norm_over_all_ranks_exchanges_its_statistics(tmp_path: Path) -> N
     assert [size // large for size in moved] == [1, 2, 2, 3]
 
 
+LOADED = """
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+data = TensorDataset(torch.zeros(64, 256))
+batches = BatchSampler(RandomSampler(data), 16, True)
+model = torch.nn.Linear(256, 8, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, in DataLoader(data, 1, None, None, batches, 2, None, pin_memory=True):
+    model(x.cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_loader_keeps_its_sampler_and_pins_its_batches(tmp_path: Path) -> None:
+    """Batches of 16 rows of 256 numbers come at the speed of pinned memory; workers are none, wherever their number stands."""
+    capture = captured(tmp_path, LOADED)
+    kernels = [one.kernels[0] for one in captured_script(capture).step if isinstance(one, Launch) and one.kernels]
+    assert [(one.num_bytes, one.over) for one in kernels if isinstance(one, Stated) and one.over] == [
+        (4 * 16 * 256, "h2d")
+    ]
+    assert "DataLoader(num_workers=2): 0" in capture.answers
+
+
 def test_what_stays_on_the_cpu_takes_its_time(tmp_path: Path) -> None:
     """A weight of 4 MiB comes over PCIe, its gradient goes back while the host waits, as a copy into pinned memory does, and the CPU reads both and writes one."""
     script = captured_script(captured(tmp_path, ON_CPU))

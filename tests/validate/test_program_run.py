@@ -101,6 +101,29 @@ def test_a_program_without_collectives_holds_what_was_captured(
     assert any("ran on a cpu" in note for note in found["notes"])
 
 
+def test_what_transforms_wrap_is_freed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A gradient for each of 16 rows, which the profiler would keep with the shapes that it notes, goes with their mean."""
+    script = folder / "by_row.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(256, 512, bias=False).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "x = torch.ones(16, 256, device='cuda')\n"
+        "loss = lambda weight, row: (weight @ row).square().sum()\n"
+        "by_row = torch.func.vmap(torch.func.grad(loss), (None, 0))\n"
+        "for _ in range(6):\n"
+        "    model.weight.grad = by_row(model.weight.detach(), x).mean(0)\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    code, record = played(folder, script)
+    weight, x = 256 * 512 * 4, 16 * 256 * 4
+    assert (code, record["collectives"]) == (ExitCode.OK, [])
+    assert record["memory"]["start_bytes"] == record["memory"]["end_bytes"] == 2 * weight + x
+    peak = by_name(compared(folder, capsys), "memory")["peak_bytes"]
+    assert peak[0] == pytest.approx(peak[1], abs=weight)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -1,4 +1,4 @@
-"""What a machine with GPUs, a launcher and other ranks would answer: devices, NCCL, seeds, loaders, attention kernels."""
+"""What a machine with GPUs, a launcher and other ranks would answer: devices, NCCL, seeds, attention kernels."""
 
 from __future__ import annotations
 
@@ -70,7 +70,6 @@ def install(machine: Machine, log: Log, storages: Storages, mode: CaptureMode, c
     _meshes(mode)
     tensors.install(storages, mode)
     kernels.install()
-    _loaders(log)
     _spawned(log)
     _checkpoints()
     _exports()
@@ -319,22 +318,6 @@ def _paused(function: Callable[..., Any], mode: CaptureMode) -> Callable[..., An
             mode.paused -= 1
 
     return call
-
-
-def _loaders(log: Log) -> None:
-    """Loaders work in this process: children would be other programs."""
-    loader = torch.utils.data.DataLoader
-    original = loader.__init__
-
-    @wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("num_workers"):
-            log.answer(f"DataLoader(num_workers={kwargs['num_workers']}): 0")
-        for name in ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout"):
-            kwargs.pop(name, None)
-        original(self, *args[:2], **kwargs)
-
-    loader.__init__ = init
 
 
 def _spawned(log: Log) -> None:

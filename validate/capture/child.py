@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ def _captured(
 ) -> dict[str, Any]:
     import torch
 
-    from validate.capture import answers
+    from validate.capture import answers, loaders
     from validate.capture.collectives import Collectives
     from validate.capture.compiled import Compilers
     from validate.capture.log import Log
@@ -109,6 +109,7 @@ def _captured(
     Kernel.launched = mode.launched
     machine = answers.Machine(**{**job["machine"], "capability": tuple(job["machine"]["capability"]), "rank": rank})
     answers.install(machine, log, storages, mode, collectives)
+    empty = loaders.install(log)
     Compilers(mode, log, storages, modules).install()
     _without_network()
     without_children()
@@ -125,7 +126,7 @@ def _captured(
             if exc.code not in (None, 0):
                 raise RefusedError(f"the program ended with exit code {exc.code} after {steps.count} steps") from exc
     if not steps.done:
-        raise RefusedError(_no_step(steps.count, job["warm_up"]))
+        raise RefusedError(_no_step(steps.count, job["warm_up"], empty))
     if job["expert_imbalance"] > 1 and not mode.routing.is_uneven:
         log.answer("--expert-imbalance: nothing; the program makes no counts of a router's choices")
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
@@ -134,7 +135,10 @@ def _captured(
     return {"torch": torch.__version__, "rank": rank, "steady": steps.begin, **log.as_json()}
 
 
-def _no_step(count: int, warm_up: int) -> str:
+def _no_step(count: int, warm_up: int, empty: Sequence[str]) -> str:
+    """empty: data sets of loaders that gave no batches."""
+    if count == 0 and empty:
+        return f"the program ended without an optimizer's step: a data loader over {empty[0]} has nothing to load"
     if count == 0:
         return "the program ended without an optimizer's step: a step ends with torch.optim's step()"
     return (

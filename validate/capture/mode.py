@@ -120,7 +120,7 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
             raise RefusedError(MATRICES)
         found = self.fake.from_tensor(tensor, static_shapes=True)
         found.constant = None  # a copy to the GPU would be made for real
-        return found
+        return pinned(found) if is_pinned(tensor) else found
 
     def _value(self, tensor: torch.Tensor) -> Any:
         """A value that the host reads from the GPU, and waits for."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,6 +44,37 @@ class Modules:
         if self.updating:
             return Phase.OPTIMIZER
         return Phase.BACKWARD if torch._C._current_graph_task_id() != -1 else Phase.FORWARD
+
+
+_ELSEWHERE = ("_parameters", "_buffers", "_modules")  # walked or given by name
+
+
+def written_alike(module: nn.Module) -> Any:
+    """What a module computes beside its parameters and buffers: two of which it is equal run the same operators.
+
+    Classes, plain attributes and hooks of the module and all below, but hooks around itself and a forward that it was given; of
+    other objects, whether they are the same.
+    """
+    return tuple((name, type(one), tuple(_attributes(one, inside=bool(name)))) for name, one in module.named_modules())
+
+
+def _attributes(module: nn.Module, *, inside: bool) -> Iterator[tuple[str, Any]]:
+    for key, value in vars(module).items():
+        if key in _ELSEWHERE or "state_dict" in key or key.startswith("__composable"):  # FSDP's, whose hooks are around
+            continue
+        if inside or (key != "forward" and "_hooks" not in key):
+            hooks = "_hooks" in key and isinstance(value, dict)
+            yield key, _plain([*value.values()] if hooks else value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple | dict):
+        return type(value), tuple(map(_plain, value.items() if isinstance(value, dict) else value))
+    if isinstance(value, set | frozenset):
+        return frozenset(map(_plain, value))
+    if isinstance(value, partial):
+        return id(value.func), _plain(value.args), _plain(value.keywords)
+    return value if isinstance(value, int | float | str | bool | torch.dtype | type(None)) else id(value)
 
 
 def reached(function: Callable[..., Any], given: Sequence[Any]) -> tuple[list[nn.Module], bool]:

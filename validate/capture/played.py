@@ -77,7 +77,8 @@ def play_program(
             progress=progress,
         )
         trace = scratch / "rank0.json.gz"
-        collectives = _collectives(trace, request.warm_up) if trace.is_file() else None
+        noted = request.ranks == 1 or outcome.results.get(0, {}).get("shapes", True)
+        collectives = _collectives(trace, request.warm_up) if trace.is_file() and noted else None
         traceback_file = scratch / f"traceback-{outcome.verdict.rank}.txt"
         traceback = traceback_file.read_text(encoding="utf-8") if traceback_file.is_file() else ""
         files_kept = (
@@ -143,6 +144,10 @@ def _environments(request: PlayedProgram, scratch: Path) -> list[dict[str, str]]
 
 # -- what came of it
 
+_WITHOUT_SHAPES = (
+    "the program uses torch.func: no shapes are noted, which would keep what it wraps, nor bytes of collectives"
+)
+
 
 def _collectives(trace: Path, step: int) -> list[list[Any]]:
     """[kind, bytes] of each collective of the recorded step, in order."""
@@ -203,7 +208,11 @@ def _record(
         "command": request.command,
         "mode": "program",
         "device": request.device,
-        "notes": [*_notes(request), *([f"not captured: {capture}"] if isinstance(capture, str) else [])],
+        "notes": [
+            *_notes(request),
+            *([f"not captured: {capture}"] if isinstance(capture, str) else []),
+            *([] if results[0].get("shapes", True) else [_WITHOUT_SHAPES]),
+        ],
         "verdict": verdict.kind,
         "partial": not verdict.ok,
         "trouble": None if verdict.ok else trouble,

@@ -2,7 +2,8 @@
 
 Steps end with the first optimizer's `step()`, as in a capture. The one behind the warm-up is recorded by torch's profiler,
 which ran since the program began, so that its account of the allocator is whole; then steps are timed without it, and the
-program is stopped.
+program is stopped. The profiler keeps all that wrappers of torch.func (vmap, grad) hold where it notes shapes, so it notes none
+of a program that uses them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -86,7 +88,7 @@ def _played(job: dict[str, Any], arguments: list[str], report: RankReport) -> di
         raise RefusedError(
             f"the program ended after {steps.count} optimizer steps, and the {wanted}th is recorded: let it run longer"
         )
-    return {"machine": machine, "memory": steps.memory, "step_times_s": steps.times_s}
+    return {"machine": machine, "memory": steps.memory, "step_times_s": steps.times_s, "shapes": not steps.wraps}
 
 
 class _Steps:
@@ -100,22 +102,33 @@ class _Steps:
         self._mark: Any = None
         self._profiler: Any = None
         self._last_s = 0.0
-        self.count, self.recorded = 0, False
+        self.count, self.recorded, self.wraps = 0, False, False
         self.times_s: list[float] = []
         self.memory: dict[str, Any] = {}
 
     def begin(self) -> None:
         """Follow the optimizer, and the allocator, from here on."""
+        from torch._functorch import eager_transforms, vmap
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
+        for owner, kind in ((vmap, "vmap"), (eager_transforms, "grad"), (eager_transforms, "jvp")):
+            name = f"{kind}_increment_nesting"
+            setattr(owner, name, self._noting(getattr(owner, name)))
         self._counted = self._job["device"] == "cuda" or count_every_thread()
         register_optimizer_step_post_hook(self._ended)
+
+    def _noting(self, wrapping: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.wraps = True
+            return wrapping(*args, **kwargs)
+
+        return noted
 
     def _start(self) -> None:
         from torch.profiler import ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU, *([] if self._job["device"] == "cpu" else [ProfilerActivity.CUDA])]
-        self._profiler = profile(activities=activities, record_shapes=True, profile_memory=True)
+        self._profiler = profile(activities=activities, record_shapes=not self.wraps, profile_memory=True)
         self._profiler.start()
         self._mark = self._torch.profiler.record_function(f"ProfilerStep#{self.count}")
         self._mark.__enter__()

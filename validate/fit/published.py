@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.base.errors import CalibrationError, Fault, InputError
+from simulator.base.errors import CalibrationError, Fault, InputError, listed
 from simulator.base.files import ordinary, write_whole
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.calibration import Calibration
@@ -82,7 +82,7 @@ def fit_logs(paths: Sequence[Path], out: Path, cluster_name: str | None) -> list
     cluster, found = Cluster.load(cluster_name), read_logs(list(paths))
     links, lines = links_of(found, cluster, ", ".join(path.name for path in paths))
     Calibration.for_device(cluster.device).model_copy(update={"links": links}).save(out)
-    return [*(f"left out: {fault}" for fault in found.faults), *lines, str(out)]
+    return [*(f"left out: {fault}" for fault in listed(found.faults)), *lines, str(out)]
 
 
 def links_of(found: SampleFile, cluster: Cluster, source: str) -> tuple[LinkCurves, list[str]]:
@@ -118,7 +118,7 @@ def nccl_of(found: SampleFile) -> tuple[Nccl, list[str]]:
     try:
         nccl = Nccl.of(version, variables, place="the samples' machine: nccl")
     except InputError as exc:
-        return _nccl_without(version), [f"left out: {fault}" for fault in exc.faults]
+        return _nccl_without(version), [f"left out: {fault}" for fault in listed(exc.faults)]
     return nccl, [] if version else ["the samples do not say which NCCL they are of; its newest choices are assumed"]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simulator.base.errors import InputError
-from simulator.formats.readers.measured_table import read_collectives
+from simulator.formats.readers.measured_table import few_rows, read_collectives
 from simulator.studies.backtest.collective_rules import degraded, resolve
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import CollectiveRow
@@ -39,7 +39,7 @@ class Sample:
 def read_samples(path: Path) -> Iterator[tuple[Sample | None, str]]:
     """Each row as a sample, or None and why it is left out; rows equal to an earlier one are passed over."""
     seen: set[CollectiveRow] = set()
-    for row in read_collectives(path):
+    for row in few_rows(read_collectives(path), str(path)):
         if not isinstance(row, CollectiveRow):
             yield None, "bad rows"
             continue

@@ -10,7 +10,7 @@ from simulator.base.errors import InputError
 from simulator.play.lower import Lowering
 from simulator.predict.link_loads import Loads, idle_links, loads_of_lowering
 from simulator.spec.cluster import Cluster
-from simulator.studies.place.traffic import Call, step_calls
+from simulator.studies.place.cost import Call, step_calls
 from simulator.work.collectives.volumes import POINT_TO_POINT, checked_kind, volume
 
 MOST_ROWS: Final = 64  # of a matrix on the page

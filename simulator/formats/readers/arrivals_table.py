@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,9 +18,8 @@ _TIME = re.compile(r"[0-9]{1,15}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?")
 _MOMENT = re.compile(r"[0-9]{4}(-[0-9]{2}){2}[ T][0-9]{2}(:[0-9]{2}){2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})?")
 # Columns as published traces of chat services call them, in small letters, blanks and underscores left out
 _NAMES: Final = {
-    "arrivals": "arrival_s", "timestamp": "arrival_s",
-    "prompttokens": "prompt_tokens", "contexttokens": "prompt_tokens", "requesttokens": "prompt_tokens",
-    "outputtokens": "output_tokens", "generatedtokens": "output_tokens", "responsetokens": "output_tokens",
+    "timestamp": "arrival_s", "contexttokens": "prompt_tokens", "requesttokens": "prompt_tokens",
+    "generatedtokens": "output_tokens", "responsetokens": "output_tokens",
 }  # fmt: skip
 
 
@@ -42,14 +42,14 @@ def _clash(request: Request, _: int, before: Sequence[Request]) -> Iterator[tupl
 def _time_cell(cell: str) -> float:
     """Seconds from any time on. A moment without a zone is UTC."""
     if _MOMENT.fullmatch(cell):
-        try:
+        with suppress(ValueError):  # the 31st of February
             moment = datetime.fromisoformat(cell)
-        except ValueError as exc:
-            raise CellError(f"{shown(cell)} is no date and time: {exc}", "2026-01-31 18:15:46.68") from None
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     value = float(cell) if _TIME.fullmatch(cell) else math.nan
     if not math.isfinite(value):
-        raise CellError(f"{shown(cell)} is not a time in seconds", "a decimal number, 0 or more, or a date and time")
+        raise CellError(
+            f"{shown(cell)} is not a time", "seconds as a decimal number, 0 or more, or 2026-01-31 18:15:46.68"
+        )
     return value
 
 

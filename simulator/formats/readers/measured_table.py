@@ -116,16 +116,16 @@ def read_measured(path: str | Path) -> Table:
     for kind, table in _KINDS.items():
         if table.matches(path):
             unread = tuple(_unread(header, table.parsers))
-            return Table(name=name, kind=kind, rows=_few(table.read(path), name), unread=unread)
+            return Table(name=name, kind=kind, rows=few_rows(table.read(path), name), unread=unread)
     ours = dict(zip(header, SPELLING.own(header), strict=True))
     settings = [column for column in ours.values() if setting_of(column)]
     known = (*COLUMNS, *parsers(), *settings)
     unread = tuple(_unread((column for column, own in ours.items() if own not in known), known))
-    return Table(name=name, kind="runs", rows=_few(read_runs(path), name), unread=unread)
+    return Table(name=name, kind="runs", rows=few_rows(read_runs(path), name), unread=unread)
 
 
-def _few(rows: Iterable[RowT], name: str) -> tuple[RowT, ...]:
-    """All records. Raises TableError above the limit on their number."""
+def few_rows(rows: Iterable[RowT], name: str) -> tuple[RowT, ...]:
+    """All records of a table. Raises TableError above the limit on their number."""
     found = tuple(islice(rows, _MOST_ROWS + 1))
     if len(found) > _MOST_ROWS:
         raise TableError.at(name, f"has more than {_MOST_ROWS:,} rows", "several tables")

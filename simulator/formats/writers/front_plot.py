@@ -28,10 +28,10 @@ class Point:
 def write_front_plot(path: Path, points: Sequence[Point], time: str, money: str) -> None:
     """Draw into `path`. Raises InputError where that cannot be."""
     with drawn(path, "--plot", (7, 5)) as figure:
-        _draw(figure.add_subplot(), points, time, money)
+        _draw_front(figure.add_subplot(), points, time, money)
 
 
-def _draw(axes: Axes, points: Sequence[Point], time: str, money: str) -> None:
+def _draw_front(axes: Axes, points: Sequence[Point], time: str, money: str) -> None:
     front = sorted((point for point in points if point.best), key=lambda point: point.time)
     axes.plot([p.time for p in front], [p.money for p in front], color="#1f4e79", linewidth=1, zorder=1)
     for point in points:

@@ -22,39 +22,25 @@ _COLORS = {"ok": "bold green", "overloaded": "bold yellow", Fit.DOES_NOT_FIT: "b
 _DETAIL_WIDTH = 76
 
 
-def render(s: Serving) -> Group:
-    """The report, for a rich console."""
-    parts: list[RenderableType] = [_verdict(s)]
+def render(s: Serving, *, brief: bool = False) -> Group:
+    """The report, for a rich console. brief: what decides, on one screen of 80 columns, what to try behind the verdict."""
+    advice = [layout.section("To try next", Text(s.suggestion))] if s.suggestion else []
+    parts: list[RenderableType] = [_verdict(s), *(advice if brief else [])]
     if s.latencies is not None and s.load is not None:
         parts.append(layout.section("Latency", _latencies(s.latencies, s)))
         if s.attainments:
             parts.append(layout.section("Service level", _attainments(s)))
-        parts.append(layout.section("Throughput", _load(s.load, s.handed_over)))
-        parts.append(layout.section("Decoding", _decoding(s)))
+        rates = layout.table(_rates(s.load)[:2], "lrl") if brief else _load(s.load, s.handed_over)
+        parts.append(layout.section("Throughput", rates))
+        parts += [] if brief else [layout.section("Decoding", _decoding(s))]
         if s.costs:
             parts.append(layout.section("What it costs", _costs(s)))
-    if s.prefill_memory is not None and s.prefill_memory != s.memory:
-        parts.append(layout.section("Memory of a GPU that computes prompts", _memory(s.prefill_memory)))
-    parts.append(layout.section("Memory of a GPU", _memory(s.memory)))
-    parts.append(layout.section("What this rests on", _sources(s)))
-    if s.suggestion:
-        parts.append(layout.section("To try next", Text(s.suggestion)))
-    return Group(*parts)
-
-
-def render_brief(s: Serving) -> Group:
-    """What decides, on one screen of 80 columns: verdict, what to try, latencies, limits, rate and memory."""
-    parts: list[RenderableType] = [_verdict(s)]
-    if s.suggestion:
-        parts.append(layout.section("To try next", Text(s.suggestion)))
-    if s.latencies is not None and s.load is not None:
-        parts.append(layout.section("Latency", _latencies(s.latencies, s)))
-        if s.attainments:
-            parts.append(layout.section("Service level", _attainments(s)))
-        parts.append(layout.section("Throughput", layout.table(_rates(s.load)[:2], "lrl")))
-        if s.costs:
-            parts.append(layout.section("What it costs", _costs(s)))
-    parts.append(layout.section("Memory of a GPU", layout.table(_sizes(s.memory)[3:], "lrl")))
+    if s.prefill_memory is not None and s.prefill_memory != s.memory and not brief:
+        parts.append(
+            layout.section("Memory of a GPU that computes prompts", layout.table(_sizes(s.prefill_memory), "lrl"))
+        )
+    parts.append(layout.section("Memory of a GPU", layout.table(_sizes(s.memory)[3 if brief else 0 :], "lrl")))
+    parts += [] if brief else [layout.section("What this rests on", _sources(s)), *advice]
     return Group(*parts)
 
 
@@ -146,20 +132,9 @@ def _costs(s: Serving) -> Table:
     for c in s.costs:
         full = f"{format_number(c.million_output_tokens_at_capacity)} ({format_number(c.low_at_capacity)} to {format_number(c.high_at_capacity)})"
         name = f"{c.kind}, {c.gpu_hour:.2f} {c.currency} a GPU and hour, {c.date}"
-        rows.append(
-            (
-                name,
-                format_number(c.million_output_tokens),
-                full,
-                format_number(c.million_tokens),
-                format_number(c.request),
-            )
-        )
+        output, every, request = map(format_number, (c.million_output_tokens, c.million_tokens, c.request))
+        rows.append((name, output, full, every, request))
     return layout.table(rows, "lrrrr")
-
-
-def _memory(m: ServingMemory) -> Table:
-    return layout.table(_sizes(m), "lrl")
 
 
 def _sizes(m: ServingMemory) -> list[tuple[str, str, str]]:

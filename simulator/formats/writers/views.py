@@ -9,8 +9,7 @@ from simulator.base.picture import Picture
 from simulator.base.registry import VIEWS
 from simulator.base.units import format_bytes, format_interval, format_seconds
 from simulator.formats.writers.json_report import report, to_json
-from simulator.formats.writers.memory_plot import write_outline_plot
-from simulator.formats.writers.timeline_plot import write_timeline_plot
+from simulator.formats.writers.step_plots import write_outline_plot, write_timeline_plot
 from simulator.predict import Prediction
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from simulator.base.errors import Fault
 from simulator.parallel.legality.layers import LAYERS, MICRO_BATCHES, NUM_CHUNKS, NUM_STAGES
 from simulator.parallel.legality.rule import Pipeline, PipelineRule
-from simulator.parallel.schedule_traits import filling, played_of
+from simulator.parallel.schedule_traits import played_of
 
 
 def _interleaved(line: Pipeline) -> bool:
@@ -139,28 +139,8 @@ _PLAYED: Final = PipelineRule(
     remedy=_fewer_stages,
 )
 
-
-def _num_held(line: Pipeline) -> int:
-    """Layers of a stage times the micro-batches that it may hold at once: those whose storages memory plays."""
-    return filling(line.schedule, line.num_stages, line.num_micro_batches) * -(-line.num_layers // line.num_stages)
-
-
-# A layer and micro-batch are up to 0.2 MB of allocations and frees (measured: gpipe of two stages, FSDP2, recomputed): below 1 GB
-MOST_HELD: Final = 4_000
-_HELD: Final = PipelineRule(
-    where="num_micro_batches",
-    applies=lambda line: line.has_passes and line.schedule == "gpipe",
-    holds=lambda line: _num_held(line) <= MOST_HELD,
-    equation=lambda line: (
-        f"gpipe holds all micro-batches at once, in {_num_held(line):,} layers of a stage; at most {MOST_HELD:,} are modelled"
-    ),
-    remedy=lambda line: (
-        f'num_micro_batches = {max(line.num_micro_batches * MOST_HELD // _num_held(line), 1)} or fewer, or schedule = "1f1b"'
-    ),
-)
-
 SCHEDULES: Final = (NUM_STAGES, MICRO_BATCHES, NUM_CHUNKS, *_CHUNKS, *_INTERLEAVED, *_DUALPIPE)
-PIPELINE: Final = tuple(dict.fromkeys((*SCHEDULES, *LAYERS, _PLAYED, _HELD)))
+PIPELINE: Final = tuple(dict.fromkeys((*SCHEDULES, *LAYERS, _PLAYED)))
 
 
 # a search asks about the same few pipelines thousands of times

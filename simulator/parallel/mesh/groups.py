@@ -13,7 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd, lcm, prod
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simulator.base.errors import PlanError
 from simulator.base.units import whole as whole_number
@@ -24,10 +27,6 @@ from simulator.parallel.legality.rule import OnCluster
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.wiring import Wiring
 from simulator.spec.plan import AXES, Plan
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 # Among the ranks of a stage (of a shard group, where states are sharded): an expert's slices, a layer's experts, replicas
 EXPERT_AXES: Final = ("etp", "ep", "expert_dp")
@@ -120,8 +119,6 @@ class Mesh:
 
     def partition(self, axis: str) -> NDArray[np.int64]:
         """Of every rank the first rank of its group of an axis or fused axis."""
-        import numpy as np
-
         return self._lattice(axis).bases(np.arange(self.num_ranks, dtype=np.int64))
 
     def group_shape(self, axis: str) -> GroupShape:

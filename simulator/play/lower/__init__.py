@@ -21,10 +21,9 @@ from simulator.play.lower.builder import Builder, Exchanges, RecordingBuilder
 from simulator.play.lower.fabric import EXPERT_ROLES, NORM, ROLES, MeshFabric
 from simulator.play.lower.pool_tiers import PoolTiers
 from simulator.play.lower.priced_stages import PricedBlocks, priced_stages
-from simulator.play.lower.rank_classes import RankClasses
+from simulator.play.lower.rank_classes import RankClasses, slowdown
 from simulator.play.lower.reader import StageReader
 from simulator.play.lower.stage import Stage, StageStep
-from simulator.play.lower.stragglers import slowdown
 from simulator.play.lower.work import Clock
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves

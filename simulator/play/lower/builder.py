@@ -10,8 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from simulator.parallel.mesh import GroupShape
-from simulator.play.lower.calls import Call, captured_call, ids, issued_s, times
-from simulator.play.lower.fabric import MeshFabric
+from simulator.play.lower.fabric import Call, MeshFabric, captured_call, ids, issued_s, times
 from simulator.play.lower.folder import Folder
 from simulator.play.lower.peers import Peers
 from simulator.play.lower.rank_classes import RankClass

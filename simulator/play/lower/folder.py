@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 
-from simulator.play.lower.calls import issued_s
-from simulator.play.lower.fabric import MeshFabric
+from simulator.play.lower.fabric import MeshFabric, issued_s
 from simulator.play.lower.peers import Peers
 from simulator.play.lower.work import NO_WORK, Phase, Segment, Work, added, levelled
 from simulator.work.ops import Exchange

@@ -7,8 +7,7 @@ from statistics import NormalDist, fmean
 from typing import Final, Protocol
 
 from simulator.base.sums import summed
-from simulator.play.lower.calls import issued_s
-from simulator.play.lower.fabric import MeshFabric
+from simulator.play.lower.fabric import MeshFabric, issued_s
 from simulator.play.lower.stage import StageStep
 from simulator.play.lower.work import BlockWork
 from simulator.spec.calibration.collective_curves import LinkCurves

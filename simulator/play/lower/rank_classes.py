@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING
+from functools import cache, cached_property
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simulator.parallel.mesh import Mesh
-from simulator.play.lower.stragglers import slowdown
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.gpu_kinds import GpuKind, GpuKinds
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +122,6 @@ class RankClasses:
     @cached_property
     def colours(self) -> NDArray[np.int64]:
         """The class of every rank, numbered by their first ranks."""
-        import numpy as np
-
         from simulator.play.fold import refine_partitions
 
         ranks, columns = np.arange(self.mesh.num_ranks, dtype=np.int64), self.mesh.partition("pp")
@@ -142,8 +138,6 @@ class RankClasses:
     @cached_property
     def classes(self) -> tuple[RankClass, ...]:
         """The classes, by their first rank."""
-        import numpy as np
-
         _, first, counts = np.unique(self.colours, return_index=True, return_counts=True)
         piped = self.mesh.axes["pp"] > 1
         return tuple(
@@ -156,7 +150,18 @@ class RankClasses:
 
     def meeting_classes(self, axis: str, rank: int) -> tuple[int, ...]:
         """The classes that meet in a rank's group of an axis."""
-        import numpy as np
-
         ranks = self.mesh.group_of(axis, rank)
         return tuple(np.unique(self.colours[np.asarray(ranks)]).tolist())
+
+
+# Stragglers: a synchronous step runs at the pace of its slowest GPU.
+SPEED_SPREAD = 0.015  # prior: one standard deviation of GPUs' speed within a cluster
+
+
+@cache
+def slowdown(num_devices: int, spread: float = SPEED_SPREAD) -> float:
+    """Expected extra compute time of the slowest of `num_devices`, as a fraction of the mean device's."""
+    if num_devices == 1:
+        return 0.0
+    quantile = (num_devices - 3 / 8) / (num_devices + 1 / 4)
+    return spread * NormalDist().inv_cdf(quantile)

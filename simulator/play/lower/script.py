@@ -11,9 +11,9 @@ from simulator.parallel.mesh import Mesh
 from simulator.play.lower.builder import Builder
 from simulator.play.lower.fabric import MeshFabric
 from simulator.play.lower.power import clock_of
+from simulator.play.lower.rank_classes import slowdown
 from simulator.play.lower.reader import StageReader
 from simulator.play.lower.stage import Stage
-from simulator.play.lower.stragglers import slowdown
 from simulator.play.lower.work import Clock
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves

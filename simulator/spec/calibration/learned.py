@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Self, get_args
 
 import numpy as np
-from pydantic import Field, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from simulator.base.errors import CalibrationError, StackError
 from simulator.base.files import write_whole
-from simulator.base.schema import Strict, faults_of, read_json
+from simulator.base.schema import Strict
 from simulator.spec.calibration.collective_curves import LearnedLinks, LinkCurves
 from simulator.spec.calibration.curve_set import SpeedOf
 from simulator.spec.calibration.likeness import Likeness, Point
@@ -92,11 +92,7 @@ class Learned(Strict):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """From a file. Raises CalibrationError with every fault."""
-        data = read_json(Path(path), CalibrationError)
-        try:
-            return cls.model_validate_json(json.dumps(data))
-        except ValidationError as exc:
-            raise CalibrationError(faults_of(exc, Path(path).name)) from None
+        return cls.of_json(Path(path), CalibrationError)
 
     def save(self, path: Path) -> None:
         """Write the file whole; equal coefficients give equal bytes."""

@@ -8,16 +8,15 @@ with its machines' images.
 
 from __future__ import annotations
 
-import json
 import math
 from functools import lru_cache
 from typing import Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from simulator.base.errors import CalibrationError
 from simulator.base.presets import TOPOLOGIES
-from simulator.base.schema import Strict, faults_of, read_json
+from simulator.base.schema import Strict
 from simulator.spec.cluster.parts import InterKind
 
 Carrier = Literal["verbs", "efa", "plugin", "tcp"]  # verbs: what NCCL speaks itself; plugin: what it needs one for
@@ -58,7 +57,4 @@ def carrier_of(kind: InterKind) -> Carrier:
 @lru_cache(maxsize=1)
 def slow_network() -> SlowNetwork:
     """The prior shipped with the project. Raises CalibrationError with every fault."""
-    try:
-        return SlowNetwork.model_validate_json(json.dumps(read_json(FILE, CalibrationError)))
-    except ValidationError as exc:
-        raise CalibrationError(faults_of(exc, FILE.name)) from None
+    return SlowNetwork.of_json(FILE, CalibrationError)

@@ -23,7 +23,6 @@ from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import KINDS, CollectiveRow
 from simulator.work.collectives.call import Links, network_of
 
-_WORDS: Final = facts(__file__, "collective_words")
 # Words of the notes after which the algorithm column is what a log said, not what was asked for.
 _LOGGED: Final = re.compile(r"as picked by NCCL|NCCL_NVLS_ENABLE=(1|unset)")
 _DEGRADED: Final = re.compile(r"\breported as degraded\b")
@@ -67,10 +66,8 @@ def resolve(row: CollectiveRow) -> CollectiveRun:
     device = _device(row.gpu)
     if device is None:
         raise RefusedError(("unknown GPU", row.gpu))
-    network = _first("networks", row.notes) if nodes > 1 else None
-    cluster = _cluster(
-        device, row.intra_link, ranks // nodes, nodes, _first("machines", row.notes), network, _rate(row)
-    )
+    network = _network(row.notes) if nodes > 1 else None
+    cluster = _cluster(device, row.intra_link, ranks // nodes, nodes, _machine(row.notes), network, _rate(row))
     logged = row.algo_env.lower() if _LOGGED.search(row.notes) else ""
     return CollectiveRun(
         kind=KINDS[row.collective],
@@ -84,24 +81,31 @@ def resolve(row: CollectiveRow) -> CollectiveRun:
     )
 
 
+def _words(kind: str) -> list[Any]:
+    """Patterns of a kind, each with what it says."""
+    return facts(__file__, "collective_words")[kind]  # type: ignore[no-any-return]
+
+
 @cache
 def _device(gpu: str) -> str | None:
-    named = _first("gpus", gpu)
+    named = next((device for pattern, device in _words("gpus") if re.search(pattern, gpu)), None)
     try:
         return named or Device.resolve(gpu)
     except ClusterError:
         return None
 
 
-def _first(table: str, text: str) -> Any:  # noqa: ANN401  of each table its own
-    """What the first of its patterns that matches stands for; None without one."""
-    found = next((tuple(values) for pattern, *values in _WORDS[table] if re.search(pattern, text)), (None,))
-    return found[0] if len(found) == 1 else found
+def _machine(notes: str) -> str | None:
+    return next((preset for pattern, preset in _words("machines") if re.search(pattern, notes)), None)
+
+
+def _network(notes: str) -> tuple[str, bool] | None:
+    return next(((kind, rdma) for pattern, kind, rdma in _words("networks") if re.search(pattern, notes)), None)
 
 
 def _rate(row: CollectiveRow) -> float | None:
     """Bytes/s of the NICs that serve GPUs: a named machine's total may count its host's own NIC too (A3 Mega, 1.8 Tb/s)."""
-    gbps, machine = row.inter_link_gbps_per_node, _first("machines", row.notes)
+    gbps, machine = row.inter_link_gbps_per_node, _machine(row.notes)
     if gbps is None:
         return None
     stated, cards = gbps * 1e9 / 8, Cluster.load(machine).node_bytes_per_s if machine else 0.0
@@ -111,9 +115,9 @@ def _rate(row: CollectiveRow) -> float | None:
 def _assumed(row: CollectiveRow, network: tuple[str, bool] | None, cluster: Cluster) -> str:
     if row.n_nodes == 1:
         return ""
-    named = network is not None or _first("machines", row.notes) is not None
+    named = network is not None or _machine(row.notes) is not None
     parts = [] if named else ["network"]
-    parts += [] if row.inter_link_gbps_per_node or _first("machines", row.notes) else ["its speed"]
+    parts += [] if row.inter_link_gbps_per_node or _machine(row.notes) else ["its speed"]
     return f"{' and '.join(parts)}: as usual, {cluster.name}" if parts else ""
 
 
@@ -121,7 +125,7 @@ def _assumed(row: CollectiveRow, network: tuple[str, bool] | None, cluster: Clus
 def _software(version: str, algorithm: str, protocol: str, notes: str, *, logged: bool) -> Nccl:
     """NCCL as the columns and the notes configure it; what a log reports is a result, not a setting."""
     given = {name: value for name, value in _ASSIGNED.findall(notes) if value.lower() != _UNSET}
-    for pattern, settings in _WORDS["settings"]:
+    for pattern, settings in _words("settings"):
         if re.search(pattern, notes):
             given |= settings
     forced = {"NCCL_ALGO": algorithm, "NCCL_PROTO": protocol}

@@ -11,6 +11,7 @@ import numpy as np
 
 from simulator.base.remembered import recent
 from simulator.base.units import format_bytes
+from simulator.spec.calibration.intervals import unknown_engine
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
@@ -29,12 +30,14 @@ _SEED: Final = 0
 _APART: Final = 0.1  # of answers
 # Part of a GPU's memory by which a launch may leave less for the cache: NVIDIA's generator of launches says 0.8 where
 # SGLang and TensorRT-LLM take 0.84 to 0.9 (ai-dynamo/aiconfigurator, backend_templates); half of it where that leaves none.
-_LESS_CACHE: Final = 0.04
+_LESS_CACHE: Final = (0.04, 0.02)
+# The same of engines that nobody described, predicted with 0.9: described ones take 0.8 (LMDeploy, launches of TensorRT-LLM) to 0.95.
+_UNKNOWN_CACHE: Final = (0.1, 0.06, *_LESS_CACHE)
 _FULL: Final = 0.97  # of the cache's blocks at their peak: it limits what runs
 # Prior, one sigma, of how long users of a closed loop wait beyond what the plays span: cold kernels in a first round, the
 # client's own time. Of twelve rows of servers whose time per token calibrates their engines, four waited longer or
 # shorter than any play, by 8 % to a factor of 12.
-_WAIT_SIGMA: Final = 0.25
+WAIT_SIGMA: Final = 0.25
 _MAX_CACHED: Final = 32  # servers, and their runs, that stay in memory: rows of one stand together in tables
 _ANY: Final = RequestedMetric(figure="ttft", percentile=None, unit=1.0)  # what is played does not depend on it
 
@@ -57,8 +60,9 @@ def predicted(server: Server) -> Found:
     runs, batch = runs_of(server)
     spread = math.exp(Z90 * sigma_of(deployed.costs, batch, deployed.calibration, deployed.curves))
     ends = [figure_of(run, server.metric) / server.metric.unit for run in runs]
-    if server.load.users and len(runs) > 1 and server.metric.figure == "ttft":
-        spread = math.exp(math.hypot(math.log(spread), Z90 * _WAIT_SIGMA))
+    if server.waits and len(runs) > 1:
+        unknown = unknown_engine().wait if server.stack.known == "unknown" else 0.0
+        spread = math.exp(math.hypot(math.log(spread), Z90 * WAIT_SIGMA, Z90 * unknown))
     floors = _floors(deployed, server.load, server.metric)
     return Found(value=ends[0], low=min(ends) / spread, high=max(ends) * spread, floors=floors)
 
@@ -85,7 +89,8 @@ def _played(server: Server) -> tuple[tuple[ServedRun, ...], Batch]:
 
     A closed loop is played in several ways, the likeliest first, since a table leaves open what decides how long its users
     wait. Users whose answers are equally long stay in step for ever, and wait for each other's prompts; a few per cent of
-    difference part them. Launches give a step more tokens or fewer, and the cache more memory or less. So is a load whose lengths
+    difference part them. Launches give a step more tokens or fewer, and the cache more memory or less; of an
+    engine that nobody described prompts may come first. So is a load whose lengths
     are means: all as long as that, or some much longer.
     """
     deployed, load = deployed_once(server), server.load
@@ -118,7 +123,7 @@ def _with_less_cache(server: Server, deployed: Deployment, run: ServedRun) -> li
     """The same load where a launch leaves the cache less memory, if the cache limits what runs."""
     if run.meter.peak_blocks < _FULL * deployed.memory.num_blocks:
         return []
-    for less in (_LESS_CACHE, _LESS_CACHE / 2):
+    for less in _UNKNOWN_CACHE if server.stack.known == "unknown" else _LESS_CACHE:
         part = server.plan.gpu_memory_utilization - less
         smaller = deployed_once(replace(server, plan=server.plan.model_copy(update={"gpu_memory_utilization": part})))
         if smaller.memory.fit.runs:

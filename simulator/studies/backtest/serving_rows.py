@@ -80,7 +80,11 @@ class RequestedMetric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A row made concrete. other: the plan with the engine's defaults, where a launch for the row's users has others."""
+    """A row made concrete.
+
+    other: the plan in another way that may have run: with the engine's defaults, where a launch for the row's users has others; or, of
+    an engine that nobody described, with prompts in steps of their own.
+    """
 
     model: Model
     plan: InferencePlan
@@ -89,6 +93,11 @@ class Server:
     load: Load
     metric: RequestedMetric
     other: InferencePlan | None = None
+
+    @property
+    def waits(self) -> bool:
+        """The figure is how long users of a closed loop wait for each other's prompts."""
+        return self.load.users > 0 and self.metric.figure == "ttft"
 
 
 def resolve(row: ServingRow) -> Server:
@@ -101,11 +110,11 @@ def resolve(row: ServingRow) -> Server:
     plan = _plan(row, stack, gpus, load, (cluster.device, model))
     if metric.unit == 0.0:
         metric = replace(metric, unit=float(gpus))
-    launched = _launched(plan, stack, load)
+    chosen, other = _ways(plan, stack, load)
     return Server(
         model=model,
-        plan=launched or plan,
-        other=plan if launched else None,
+        plan=chosen,
+        other=other,
         cluster=cluster,
         stack=stack,
         load=load,
@@ -228,17 +237,23 @@ def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, on: tuple[Device
     return with_defaults(InferencePlan.parse(given, f"line {row.line}", PlanError), stack, *on)
 
 
-def _launched(plan: InferencePlan, stack: Stack, load: Load) -> InferencePlan | None:
-    """The plan as benchmarks with that many users launch the engine; None if it is the default launch."""
+def _ways(plan: InferencePlan, stack: Stack, load: Load) -> tuple[InferencePlan, InferencePlan | None]:
+    """How the plan likely runs for users, and how it may besides: as benchmarks with that many launch the engine, and as it is.
+
+    How an undescribed engine is launched is not known, nor whether its prompts join the steps that decode, as in most engines, or come
+    first (vLLM until 0.7, TGI, SGLang).
+    """
     engine, users = stack.engine, ceil(load.users / plan.dp)
     if engine is None or load.alone or not users:
-        return None
+        return plan, None
+    if stack.known == "unknown":
+        return plan, plan.model_copy(update={"mixed_steps": False})
     launch, tokens = dict(engine.users_plan), load.prompt + users + (engine.launch_tokens or 0)
     if not plan.chunked_prefill:
         tokens = max(tokens, load.prompt + load.output)  # a whole sequence must fit a step
     if engine.launch_tokens is not None and tokens < (plan.max_batched_tokens or inf):
         launch |= {"max_batched_tokens": tokens, "max_sequences": min(users, plan.max_sequences)}
-    return plan.model_copy(update=launch) if launch else None
+    return (plan.model_copy(update=launch), plan) if launch else (plan, None)
 
 
 @cache

@@ -6,6 +6,7 @@
 y: measured seconds, T: predicted ones, σ² + ρ²: variance of a coefficient before (what the intervals of predictions are made of);
 ρ: the part of hosts and links that is each run's own. δ is what runs err by beyond all coefficients and share with runs like them
 (`spec.calibration.likeness`), ε what each has of its own.
+Described software stays as it was (θ and δ are 0) where runs that are left out are no nearer to what the others teach than before.
 s and τ are the most probable ones beside what stacks say of scatter. Weights w are those of Student's t of what the other runs say
 of one: a step that contradicts them counts less (Lange, Little and Taylor 1989, doi 10.1080/01621459.1989.10478852). Gauss-Newton
 on exact predictions, with each coefficient's share of the step as its slope; the covariance is Laplace's.
@@ -40,6 +41,7 @@ _LEAST: Final = 1e-3  # of a scatter that nobody stated
 _MOST_ROUNDS: Final = 8
 _SMALL: Final = 0.02  # of a sigma: a step of Gauss-Newton below which nothing moves any more
 _HALVINGS: Final = 3
+_FEWEST: Final = 3  # runs of which one can be left out
 _WEIGHINGS: Final = 6
 
 
@@ -108,6 +110,11 @@ class Posterior:
         """The variance of such runs (rows of slopes), with that of their own hosts and links."""
         found: Array = self.apart**2 + slopes**2 @ self.each**2
         return found
+
+    @property
+    def held(self) -> bool:
+        """The runs move nothing, as `_held` says."""
+        return not self.solved.any()
 
     @property
     def values(self) -> dict[CoefficientName, float]:
@@ -215,7 +222,22 @@ class _Problem:
             if steps is before:
                 break
         found = self.at(theta, steps)
-        return self._averaged(found, first) if all(step.described for step in first) else found
+        if not all(step.described for step in first):
+            return found
+        return self._averaged(found, first) if self._foretold(found, first) else self._held(first)
+
+    def _foretold(self, found: Posterior, first: tuple[Step, ...]) -> bool:
+        """Whether what the others teach brings runs nearer than what was known before. Of fewer than three none can be left out."""
+        if len(first) < _FEWEST:
+            return True
+        before = self.measured - np.log([step.seconds for step in first])
+        left = [without(found, i)[0] for i in range(len(first))]
+        return float(np.abs(left).sum()) < float(np.abs(before).sum())
+
+    def _held(self, first: tuple[Step, ...]) -> Posterior:
+        """Nothing moved: the scatter alone, and so the widths, follow the runs."""
+        found = self.at(np.zeros(len(self.names)), first)
+        return replace(found, solved=0 * found.solved)
 
     def _averaged(self, found: Posterior, first: tuple[Step, ...]) -> Posterior:
         """Of described software: its stack's coefficients hold, or they move; before the runs as probable as each other.
@@ -312,4 +334,5 @@ def without(found: Posterior, index: int) -> tuple[float, float, Array]:
     cross = (found.prior**2)[:, None] * j.T
     known = j @ np.diag(found.prior**2) @ j.T + found.found.covariance[np.ix_(rest, rest)]
     covariance = np.diag(found.prior**2) - cross @ _inverse(known) @ cross.T if rest else np.diag(found.prior**2)
-    return -float(found.solved[index] / precision), sigma, covariance
+    error = found.residuals[index] if found.held else found.solved[index] / precision
+    return -float(error), sigma, covariance

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.base.errors import StackError
+from simulator.base.errors import StackError, listed
 from simulator.base.units import format_bytes, format_seconds
 from simulator.predict import memory_of
 from simulator.spec.calibration.learned import ADDED, CoefficientName, Learned
@@ -171,6 +171,8 @@ def lines(report: LearningReport) -> Iterator[str]:
     alike = report.learned.likeness
     if alike is not None:
         yield f"What runs like each other share lies within {alike.sigma:.1%} (one sigma): predictions of runs like these follow them most."
+    if not any(report.learned.values.values()):
+        yield "What the others say of a run that is left out is no nearer than what its stack says: nothing moves, but for the scatter."
     guessed = sorted({one.run.stack.name for one in report.observed if one.run.stack.known != "described"})
     if guessed:
         yield f"Software that no stack describes is taken as {' and '.join(guessed)}: give the same to predict (--stack), or name it in the table (stack)."
@@ -190,7 +192,7 @@ def lines(report: LearningReport) -> Iterator[str]:
         figures = f"{format_bytes(memory.predicted_bytes)} predicted, {format_bytes(memory.measured_bytes)} measured ({memory.metric})"
         yield f"memory of {memory.id}: {figures}, {off}; nothing is learned of memory"
     yield from _contradictions(report)
-    yield from (f"not used: {one.id}: {one.reason}" for one in report.refused)
+    yield from (f"not used: {one}" for one in listed([f"{one.id}: {one.reason}" for one in report.refused]))
     if report.next is not None:
         yield from _next(report.next)
 

@@ -13,11 +13,10 @@ from simulator.spec.cluster.rank_mapping import shortest
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from simulator.studies.place.cost import PlacementPricer
+from simulator.studies.place.cost import Call, PlacementPricer, step_calls
 from simulator.studies.place.local import Local, place_node
 from simulator.studies.place.orders import blocks_of, composed
 from simulator.studies.place.rails import on_their_rails
-from simulator.studies.place.traffic import Call, step_calls
 from simulator.studies.place.trial import Choice, OnProgress, Score, Trials, is_better
 from simulator.studies.place.uneven import MOST_TRIALS, suited
 from simulator.work.collectives.ports import port_of

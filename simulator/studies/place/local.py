@@ -12,16 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simulator.spec.cluster.wiring import Wiring
 from simulator.studies.place.cost import PlacementPrice, PlacementPricer
 from simulator.studies.place.symmetry import count, distinct, equal_gpus, free_lines
 from simulator.studies.place.trial import OnProgress
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 Order = tuple[int, ...]
 MOST_EXACT: Final = 45_000  # placements that are all priced; more than 8! = 40,320
@@ -151,8 +150,6 @@ def _key(pricer: PlacementPricer, order: Sequence[int]) -> tuple[tuple[int, ...]
 
 def flows_of(pricer: PlacementPricer) -> NDArray[np.float64]:
     """Bytes a step between places of the first node: those of a group are spread over its pairs."""
-    import numpy as np
-
     flows = np.zeros((pricer.num_places, pricer.num_places))
     for call in pricer.calls:
         for pattern in pricer.shapes[call.where].patterns:
@@ -165,8 +162,6 @@ def flows_of(pricer: PlacementPricer) -> NDArray[np.float64]:
 
 def distances_of(pricer: PlacementPricer) -> NDArray[np.float64]:
     """Seconds a byte between any two GPUs of a node, while all that can share the links of their route do."""
-    import numpy as np
-
     wiring, size = Wiring.of(pricer.cluster), pricer.num_places
     found = np.zeros((size, size))
     if wiring.is_even:
@@ -186,7 +181,6 @@ def distances_of(pricer: PlacementPricer) -> NDArray[np.float64]:
 
 def _starts(problem: Problem) -> Iterator[Order]:
     """The order as it is, the greedy one, and scipy's from its barycentre and from seeded random starts."""
-    import numpy as np
     from scipy.optimize import quadratic_assignment
 
     flows, distances = problem.flows, problem.distances

@@ -26,14 +26,21 @@ from simulator.parallel.mesh import Mesh
 from simulator.parallel.model_shard import ModelShard, whole_body
 from simulator.parallel.pipeline import num_positions, position, splits_backward, turns
 from simulator.play.lower.fabric import MeshFabric
+from simulator.play.lower.rank_classes import slowdown
 from simulator.play.lower.stage import waits_for_messages
-from simulator.play.lower.stragglers import slowdown
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.studies.search.blocks import GRID, BlockShapes, Chain, Clocks, Use, grid_below
-from simulator.studies.search.collective_times import CollectiveTimes, StagePricing, Traffic
+from simulator.studies.search.collective_times import (
+    CollectiveTimes,
+    Passes,
+    StagePricing,
+    Traffic,
+    grouped,
+    own_units,
+    passes_of,
+)
 from simulator.studies.search.context import ModelShards, SearchContext
-from simulator.studies.search.traffic import Passes, grouped, own_units, passes_of
 from simulator.work.ops import Exchange
 
 _ROUNDING: Final = 1 - 1e-9  # sums of the same seconds in another order

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from operator import add
 from typing import NamedTuple
 
 from simulator.base.kernels import Kernel
 from simulator.base.sums import summed
 from simulator.play.lower.work import Clock
+from simulator.studies.serving.blocks import ForwardOps
 
 
 class Cost(NamedTuple):
@@ -40,7 +41,28 @@ class Cost(NamedTuple):
         return self.device_s + self.exchange_s
 
 
-def mean_use(clock: Clock, kernels: Iterable[Kernel]) -> float:
+class ClocksByUse:
+    """The clocks that the power cap leaves (simulator.play.lower.power), by use of the matrix units in hundredths."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._found: dict[int, Clock] = {}
+
+    def of(self, layer: ForwardOps, tokens: int) -> Clock:
+        """That of a step of such layers."""
+        clock = self._clock
+        if not clock.depends_on_use:
+            return clock
+        kernels = [kernel for _, _, kernels, _ in layer.at(tokens) for kernel in kernels]
+        for _ in range(2):
+            use = round(100 * _mean_use(clock, kernels))
+            if use not in self._found:
+                self._found[use] = self._clock.under(max(use, 1) / 100)
+            clock = self._found[use]
+        return clock
+
+
+def _mean_use(clock: Clock, kernels: Sequence[Kernel]) -> float:
     """Share of the matrix units that kernels use, one after another."""
     times = [(clock.seconds(kernel), clock.tensor_use(kernel)) for kernel in kernels]
     whole_s = summed(seconds for seconds, _ in times)

@@ -30,7 +30,7 @@ from simulator.studies.serving.attention import KEYS_APART, AttentionCosts, refu
 from simulator.studies.serving.batch import MOST_CAPTURED, Batch, busiest_rank, padded
 from simulator.studies.serving.blocks import ForwardOps, encoder_blocks, forward_ops, head_ops
 from simulator.studies.serving.context import ContextCosts
-from simulator.studies.serving.cost import Cost, mean_use
+from simulator.studies.serving.cost import ClocksByUse, Cost
 from simulator.studies.serving.groups import context_shape, own_all_reduce_s, pipeline_shape, tensor_shape
 from simulator.studies.serving.kernels import multiplied, stored_as
 from simulator.studies.serving.lora import lora_kernels
@@ -86,7 +86,7 @@ class StepCosts:
             self._draft = StepCosts(*drafts, cluster, stack, calibration, curves)
         self._gap_s = calibration.overheads.launch_s
         self._elementwise = 1.0 if self._ideal else stack.elementwise_factor_on(cluster.device.architecture)
-        self._clocks: dict[int, Clock] = {}
+        self._clocks = ClocksByUse(self._clock)
         self.shards = stage_shards(model, plan)
         self._nccl = stack.software()
         self._linear: dict[int, tuple[dict[str, Cost], Clock]] = {}
@@ -213,8 +213,8 @@ class StepCosts:
         return (cost + more)._replace(host_s=0.0, gaps_s=0.0).times(guesses)
 
     def on_a_line(self, batch: Batch) -> int:
-        """For how many steps from this one, which only decodes, the price is one line of the keys: 1 where that is not known."""
-        if self.windows != (None,) or self.plan.attention_dp or not self.graphed(batch):
+        """For how many steps from this one, which only decodes, what the device does is one line of the keys: 1 where that is not known."""
+        if self.windows != (None,) or self.plan.attention_dp:
             return 1
         apart = KEYS_APART * batch.decodes
         return (apart - batch.keys[0] % apart) // batch.decodes + 1
@@ -308,7 +308,7 @@ class StepCosts:
         """The embedding and a layer of each kind without its attention kernel, for so many new tokens; and their clock."""
         found = self._linear.get(tokens)
         if found is None:
-            clock = self._clock_of(self._forward[self.shards[0].part.layer_kinds[0]], tokens)
+            clock = self._clocks.of(self._forward[self.shards[0].part.layer_kinds[0]], tokens)
             channels = tokens * cached_channels(self.shards[0].part)
             sizes = (channels * DTYPE_BYTES[dtype] for dtype in (self.plan.compute_dtype, self.plan.kv_dtype))
             store = self._kernels((stream("copy", *sizes),), clock)  # K and V into their blocks
@@ -393,16 +393,3 @@ class StepCosts:
     def _links(self) -> tuple[GroupShape, ...]:
         """Of each stage and the next."""
         return tuple(pipeline_shape(self.plan, self.cluster, stage) for stage in range(self.plan.pp - 1))
-
-    def _clock_of(self, layer: ForwardOps, tokens: int) -> Clock:
-        """The clock that the power cap leaves a step of such layers (simulator.play.lower.power), in hundredths of use."""
-        if not self._clock.depends_on_use:
-            return self._clock
-        kernels = [kernel for _, _, kernels, _ in layer.at(tokens) for kernel in kernels]
-        clock = self._clock
-        for _ in range(2):
-            use = round(100 * mean_use(clock, kernels))
-            if use not in self._clocks:
-                self._clocks[use] = self._clock.under(max(use, 1) / 100)
-            clock = self._clocks[use]
-        return clock

@@ -9,6 +9,7 @@ from simulator.base.kernels import DTYPE_BYTES
 from simulator.base.sums import summed
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.calibration.intervals import unknown_engine
 from simulator.studies.serving.batch import Batch, busiest_rank
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.groups import context_shape, pipeline_shape, tensor_shape
@@ -23,11 +24,6 @@ Z90: Final = 1.6449  # two-sided 90 % of a normal distribution
 # 0.23 to 0.27 without one of eight sources and engines; of the cache 0.35, of the stack 0.04).
 CACHE_SIGMA: Final = 0.3
 BETWEEN_STEPS_SIGMA: Final = 0.25
-# One sigma of a step of software that no stack describes, besides. Measured: every fourth row of experiments/measured/serving.csv.gz
-# predicted as if nobody had described its engine (six engines, 168 rows, 2026-11-23, with BETWEEN_STEPS_SIGMA 0.5): with it 93 % of
-# them, and 90 % in the mean
-# over engines, lie in their 90 % interval; without it 68 and 63 %.
-UNKNOWN_ENGINE_SIGMA: Final = 0.25
 
 
 def batch_of(costs: StepCosts, sequences: int, context: int) -> Batch:
@@ -55,7 +51,7 @@ def sigma_of(costs: StepCosts, batch: Batch, calibration: Calibration, curves: L
     parts, sigmas = parts_of(costs, batch), sigmas_of(costs, batch, calibration, curves)
     total = summed(parts.values())
     shares = ((parts[name] / total * one) ** 2 for name, one in sigmas.items())
-    unknown = UNKNOWN_ENGINE_SIGMA if costs.stack.known == "unknown" else 0.0
+    unknown = unknown_engine().step if costs.stack.known == "unknown" else 0.0
     return math.sqrt(costs.stack.fitted.sigma**2 + unknown**2 + summed(shares))
 
 

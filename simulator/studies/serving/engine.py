@@ -26,6 +26,7 @@ from simulator.studies.serving.workload import NO_USERS, Request, Users
 
 Progress = Callable[[int, int], None]  # requests finished, requests in all
 Process = Generator[simpy.Event, Any, None]
+_ROUNDING = 1e-9  # of a step
 
 
 @dataclass(slots=True, kw_only=True)
@@ -351,8 +352,8 @@ class Lane:
             costs.works_ahead and min(busy_s) * costs.tokens_a_step < costs.overhead_s
         )  # then what is seen of the host is no line
         if (
-            count < 2
-            or hidden
+            hidden
+            or not self._launched_alike(batch, busy_s, count)
             or begun_s + spent_s >= until_s
             or not meter.is_one_way(begun_s + step_s, begun_s + spent_s)
         ):
@@ -366,6 +367,14 @@ class Lane:
             meter.block_s += spent_s * used
             meter.peak_blocks = max(meter.peak_blocks, self.scheduler.used_blocks)
         return spent_s
+
+    def _launched_alike(self, batch: Batch, busy_s: Sequence[float], count: int) -> bool:
+        """One graph each; or the slower of device and host is so from the first step on, as the second lies on their line."""
+        if count == 2 or self._costs.graphed(batch):  # noqa: PLR2004
+            return True
+        second = Batch(decodes=batch.decodes, keys=(batch.keys[0] + batch.decodes,))
+        on_line_s = busy_s[0] + (busy_s[-1] - busy_s[0]) / (count - 1)
+        return abs(self._costs.stages_s(second)[0] - on_line_s) <= _ROUNDING * on_line_s
 
     def _passed_s(self, at_s: float, times: Sequence[float]) -> float:
         """When a step that reaches the first stage then has passed all. Each serves one lane at a time, in order of arrival.

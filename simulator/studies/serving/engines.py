@@ -14,13 +14,15 @@ from simulator.spec.software.engine import Engine, SetAside
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving.plan import DEFAULT_BATCHED_TOKENS, InferencePlan
 
-USUAL: Final[str] = InferencePlan.model_fields["stack"].default
+# Engines that nobody described are taken to do what most of those do whose newest versions are described: prompts join the steps that
+# decode (all but SGLang), and the host works a step ahead (vLLM since 0.14, SGLang, TensorRT-LLM; not TGI and LMDeploy)
+GENERIC: Final = "vllm-2026"
 
 
 @cache
 def engine_of(text: str) -> Stack:
-    """The stack that describes the engine which a free text names, with its version; the usual one, as unknown, if none does."""
-    return _engine_named(text) or Stack.load(USUAL).copy_with(known="unknown")
+    """The stack that describes the engine which a free text names, with its version; the generic one, as unknown, if none does."""
+    return _engine_named(text) or Stack.load(GENERIC).copy_with(known="unknown")
 
 
 def stack_named(text: str) -> str:

@@ -91,8 +91,9 @@ class Scheduler:
 
     @property
     def undisturbed(self) -> bool:
-        """The current step only decodes, no request waits, and none finishes with it."""
-        return not (self._pieces or self._begun or self.waiting or self._finish.get(self._step))
+        """The current step only decodes, no request that waits could join it, and none finishes with it."""
+        joins = self.waiting and len(self.running) < self.limits.max_sequences
+        return not (self._pieces or self._begun or joins or self._finish.get(self._step))
 
     def alike(self, most: int) -> int:
         """Number of equal steps from the current one on: no request finishes and blocks are free; at most `most`."""

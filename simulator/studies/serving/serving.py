@@ -133,7 +133,7 @@ def _played(setting: Deployment, run: _Run, origins: tuple[Source, ...]) -> Serv
         **_common(setting, origins),
         verdict=verdict,
         cause=_cause(verdict, load, run.users.count),
-        suggestion=_suggestion(setting, verdict, load, found),
+        suggestion=_suggestion(setting, verdict, load, found) or _of_users(run),
         num_requests=len(requests),
         num_warmup=run.num_warmup,
         latencies=found,
@@ -328,6 +328,13 @@ def _suggestion(setting: Deployment, verdict: Verdict, load: Load, found: Latenc
     if load.arriving_per_s > _NEARLY_FULL * load.capacity_per_s:
         return "close to capacity, percentiles still move with the number of requests: play more of them"
     return ""
+
+
+def _of_users(run: _Run) -> str:
+    """What the likeness of a closed loop's answers does to waits."""
+    if run.users.count < 2 or run.users.gaps_s or len({request.output_tokens for request in run.requests}) > 1:
+        return ""
+    return "users whose answers are equally long stay in step and wait for each other's prompts; lengths that vary part them"
 
 
 ASSUMPTIONS: Final = (

@@ -49,7 +49,7 @@ def _headline(report: ServingSearchReport) -> str:
     most = (
         f"as many {study.cluster.name} as needed"
         if study.any_nodes
-        else f"{study.cluster.num_nodes} × {study.cluster.name}"
+        else f"{study.cluster.num_nodes} × {study.cluster.name} ({counted(study.most_devices, 'GPU')})"
     )
     service = f"{study.model.name} on {most} at {format_number(study.rate)} requests/s"
     state = "INTERRUPTED, best so far: " if report.interrupted else ""

@@ -1,7 +1,6 @@
 """Single tensors: the GPU of a node that holds each one over time, and moves between tiers when memory is short."""
 
-from simulator.studies.tensors.assign import Assignment, Node, assign_shards
-from simulator.studies.tensors.transfers import Transfer, schedule_transfers
+from simulator.studies.tensors.assign import Assignment, Node, Transfer, assign_shards, schedule_transfers
 from simulator.work.offload.tiered import POLICIES, Tensor, Tiered, tiered
 
 __all__ = [

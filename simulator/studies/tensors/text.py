@@ -8,8 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from simulator.base.units import counted, format_bytes, format_seconds
-from simulator.studies.tensors.assign import Assignment, Node
-from simulator.studies.tensors.transfers import Transfer
+from simulator.studies.tensors.assign import Assignment, Node, Transfer
 from simulator.work.offload.tiered import Tensor, Tiered
 
 _SHOWN: Final = 12

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
+from simulator.parallel.mesh import GroupShape
 from simulator.spec.calibration.collective_curves import Transport, family_of
+from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.nics import PATH_TYPES, NicPaths, NicRules, PathType, Pattern, reached
 from simulator.spec.software.nccl import Nccl, efa
 from simulator.work.collectives.ports import patterns_of, port_of, through_memory
 from simulator.work.collectives.volumes import Kind
-
-if TYPE_CHECKING:
-    from simulator.parallel.mesh import GroupShape
-    from simulator.spec.cluster import Cluster
 
 # NCCL's levels as the wiring has them: over PCIe, NVLink levels leave nothing
 _PEER_LEVELS = {

@@ -7,16 +7,14 @@ buffer; Transformer Engine, ring_exchange with copy engines), so no SM is taken,
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from simulator.parallel.mesh import GroupShape
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
+from simulator.spec.cluster import Cluster
 from simulator.work.collectives.cost import call_of, follows, link_capacities
 from simulator.work.collectives.effects import MEMORY_PASSES
 from simulator.work.program import CollectiveCost, Number
-
-if TYPE_CHECKING:
-    from simulator.parallel.mesh import GroupShape
-    from simulator.spec.cluster import Cluster
 
 # What copy engines reach of a port's data sheet, one way: nvbandwidth's device_to_device_memcpy_read_ce on H100 371 and
 # 398 of 450 GB/s, A100 276 of 300, A800 172 of 200, GB200 798 of 900 (published outputs of azurehpc-health-checks, NVIDIA's

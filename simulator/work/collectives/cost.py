@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from simulator.base.errors import ClusterError
 from simulator.base.remembered import Same
+from simulator.parallel.mesh import GroupShape
 from simulator.spec.calibration.collective_curves import (
     PORT_TOLERANCE,
     LearnedLinks,
@@ -24,6 +24,7 @@ from simulator.spec.calibration.collective_curves import (
     PortCurves,
     default_curves,
 )
+from simulator.spec.cluster import Cluster
 from simulator.spec.software.nccl import Nccl
 from simulator.spec.software.nccl.environment import NEWEST
 from simulator.work.collectives.call import (
@@ -53,10 +54,6 @@ from simulator.work.collectives.stated import of_stated
 from simulator.work.collectives.tuning import Pick, pick
 from simulator.work.collectives.volumes import POINT_TO_POINT, Algorithm, Volume, checked_kind, minimum, volume
 from simulator.work.program import CollectiveCost, Number
-
-if TYPE_CHECKING:
-    from simulator.parallel.mesh import GroupShape
-    from simulator.spec.cluster import Cluster
 
 _MOST_RECENT = 4096  # of calls as they are asked for, which keep their clusters
 _MOST_COSTS = 65536  # a search prices many plans; a cost is quickly made again

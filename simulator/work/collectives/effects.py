@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from simulator.base.remembered import Same
+from simulator.parallel.mesh import GroupShape
 from simulator.spec.calibration.collective_curves import LinkCurves, Quality, default_curves
+from simulator.spec.cluster import Cluster
 from simulator.spec.software.nccl import Nccl
 from simulator.spec.software.nccl.environment import DEFAULT_BUFFER_BYTES
 from simulator.work.collectives.call import Call, Links, network_of
@@ -24,10 +25,6 @@ from simulator.work.collectives.cost import (
 )
 from simulator.work.collectives.ports import PCIE
 from simulator.work.collectives.settings import channels_of
-
-if TYPE_CHECKING:
-    from simulator.parallel.mesh import GroupShape
-    from simulator.spec.cluster import Cluster
 
 # Bytes read plus written in a GPU's memory per byte that leaves its port. A hop writes what arrives and reads what it sends or adds;
 # NCCL's staging buffers add up to one more of each where they fall out of the L2 cache. So 2 to 4; prior 2.

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
+from simulator.parallel.mesh import GroupShape
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
+from simulator.spec.cluster import Cluster
 from simulator.spec.software.nccl import Nccl
 from simulator.work.collectives.call import nic_share
 from simulator.work.collectives.cost import algorithm_of, call_of, form_of
 from simulator.work.collectives.ports import PCIE, through_memory
-
-if TYPE_CHECKING:
-    from simulator.parallel.mesh import GroupShape
-    from simulator.spec.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

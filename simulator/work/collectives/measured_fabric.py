@@ -13,15 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from simulator.base.remembered import Same
+from simulator.spec.cluster import Cluster
+from simulator.spec.software.nccl import Nccl
 from simulator.work.collectives.call import Stated
 from simulator.work.collectives.stated import nearest_kinds, of_kind
-
-if TYPE_CHECKING:
-    from simulator.spec.cluster import Cluster
-    from simulator.spec.software.nccl import Nccl
 
 # All kinds at least so much slower than the model's links give them, and an all-reduce not the twice of a gather that bytes make
 # it, nor much quicker than one. What else disturbs ten timed calls makes them longer, so that it may well be slower than twice.

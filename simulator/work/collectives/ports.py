@@ -11,14 +11,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
 from simulator.parallel.lattice import Lattice
+from simulator.parallel.mesh import GroupShape
+from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.wiring import Found, Group, Wiring
-
-if TYPE_CHECKING:
-    from simulator.parallel.mesh import GroupShape
-    from simulator.spec.cluster import Cluster
 
 INTRA, PCIE = "intra", "pcie"  # names of links: a GPU's own port, and its link to the host where it has both
 

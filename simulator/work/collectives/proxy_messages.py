@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from math import log2
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from simulator.spec.calibration.collective_curves import family_of
+from simulator.spec.calibration.collective_curves import NetworkCurves, family_of
 from simulator.spec.software.nccl import efa
 from simulator.spec.software.nccl.environment import DEFAULT_BUFFER_BYTES
 from simulator.work.collectives.call import Call, nic_share
 from simulator.work.collectives.tuning import Group, NcclFabric
 from simulator.work.collectives.volumes import POINT_TO_POINT
-
-if TYPE_CHECKING:
-    from simulator.spec.calibration.collective_curves import NetworkCurves
 
 # Steps of a slice and of a buffer, and the least part of a slice (src/include/device.h, collectives.h: ALLGATHER_SLICESTEPS)
 _SLICE_STEPS, _STEPS, _LEAST_OF_A_SLICE = 2, 8, 32

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from simulator.parallel.mesh import GroupShape
+from simulator.spec.cluster import Cluster
+from simulator.spec.software.nccl import Nccl
 from simulator.work.collectives.call import Call, Links, Placement, Stated
-
-if TYPE_CHECKING:
-    from simulator.spec.cluster import Cluster
-    from simulator.spec.software.nccl import Nccl
-    from simulator.work.collectives.volumes import Kind
+from simulator.work.collectives.volumes import Kind
 
 # Kinds whose numbers stand for one another where a kind has none of its own: what moves its bytes along the same paths
 # first (a ring of neighbours; pairs), then any
@@ -49,8 +48,6 @@ def nearest_kinds(known: Mapping[str, Sequence[Stated]], kind: str) -> tuple[Sta
 
 def of_kind(cluster: Cluster, kind: Kind, nccl: Nccl) -> list[Stated]:
     """Every number of one kind. A group takes the first GPUs of each node, as nccl-tests does."""
-    from simulator.parallel.mesh import GroupShape
-
     found, seen = [], dict[tuple[int, int], tuple[Placement, Links]]()
     plain = cluster.fabric.model_copy(update={"measured": (), "speed": 1.0, "wait": 1.0})
     for one in cluster.fabric.measured:

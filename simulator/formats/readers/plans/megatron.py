@@ -311,22 +311,6 @@ DISPATCHERS: Final = {"alltoall": "all_to_all", "allgather": "all_gather", "flex
 
 
 # Megatron-LM's --yaml-cfg: the arguments in a YAML file (megatron/training/yaml_arguments.py), read as options.
-# Fields of TransformerConfig that the command line says the other way round, or in other words
-_INVERTED: Final = {
-    "add_bias_linear": "--disable-bias-linear",
-    "masked_softmax_fusion": "--no-masked-softmax-fusion",
-    "bias_swiglu_fusion": "--no-bias-swiglu-fusion",
-    "bias_gelu_fusion": "--no-bias-gelu-fusion",
-    "bias_dropout_fusion": "--no-bias-dropout-fusion",
-    "apply_rope_fusion": "--no-rope-fusion",
-    "persist_layer_norm": "--no-persist-layer-norm",
-    "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion",
-    "overlap_p2p_comm": "--no-overlap-p2p-communication",
-    "async_tensor_model_parallel_allreduce": "--no-async-tensor-model-parallel-allreduce",
-}
-_RENAMED: Final = {"layernorm_epsilon": "norm-epsilon", "activation_func": ""}
-
-
 def with_yaml(entries: dict[str, Entry], file: str) -> dict[str, Entry]:
     """The options with those of the file that --yaml-cfg names, if it lies beside the script; the script's come first."""
     option = entries.get("--yaml-cfg")
@@ -344,13 +328,14 @@ def with_yaml(entries: dict[str, Entry], file: str) -> dict[str, Entry]:
 
 def _options(data: Mapping[str, Any], file: str, depth: int = 0) -> Iterator[Entry]:
     """The entries of a table and of the tables in it. What is null or false is not given."""
+    table = table_of("megatron")["yaml"]
     for count, (key, value) in enumerate(data.items()):
-        name = f"--{_RENAMED.get(key, key).replace('_', '-')}"
+        name = f"--{table['renamed'].get(key, key).replace('_', '-')}"
         if isinstance(value, Mapping) and depth < 3 and count < MAX_SETTINGS:
             yield from _options(value, file, depth + 1)
-        elif key in _INVERTED:
+        elif key in table["inverted"]:
             if value is False:
-                yield Entry(name=_INVERTED[key], value=True, place=f"{file}: {key}")
+                yield Entry(name=f"--{table['inverted'][key]}", value=True, place=f"{file}: {key}")
         elif value is not None and value is not False and name != "--":
             plain = value if value is True else [*map(str, value)] if isinstance(value, list) else str(value)
             yield Entry(name=name, value=plain, place=f"{file}: {key}")

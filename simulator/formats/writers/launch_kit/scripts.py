@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from simulator.formats.writers.launch_kit.parts import Kit
+from simulator.formats.writers.plans.megatron import hardware_queues
 from simulator.spec.cluster.host import idle_nics
 
 _PORT: Final = 29_500
@@ -22,8 +23,8 @@ def environment(kit: Kit) -> dict[str, str]:
     """Variables of every process: the order of GPUs, what the framework needs, NCCL's as the stack has them."""
     found = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     plan = kit.job.plan
-    if plan.implementation == "megatron" and plan.tp * plan.cp > 1:
-        found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # Megatron-LM demands it of tensor and context parallelism
+    if queues := hardware_queues(plan):
+        found["CUDA_DEVICE_MAX_CONNECTIONS"] = str(queues)
     settings = [plan.memory.alloc_conf] if plan.memory.alloc_conf else []
     if plan.memory.policy == "expandable" and plan.memory.conf.expandable_segments is None:
         settings = ["expandable_segments:True", *settings]

@@ -19,8 +19,8 @@ def megatron_script(job: Job) -> str:
     """A script that trains; data, learning rate and checkpoints are left to whoever starts it, as "$@"."""
     nodes, each = job.nodes
     lines = ["#!/bin/bash", "# Data, tokenizer, learning rate and checkpoints: as arguments of this script.", ""]
-    if job.plan.tp * job.plan.cp > 1 and job.plan.implementation == "megatron":
-        lines += ["export CUDA_DEVICE_MAX_CONNECTIONS=1", ""]
+    if queues := hardware_queues(job.plan):
+        lines += [f"export CUDA_DEVICE_MAX_CONNECTIONS={queues}", ""]
     if job.plan.memory.alloc_conf:
         lines += [f"export PYTORCH_CUDA_ALLOC_CONF={shlex.quote(job.plan.memory.alloc_conf)}", ""]
     for name, options in (
@@ -33,6 +33,13 @@ def megatron_script(job: Job) -> str:
     launch = f"torchrun --nnodes {nodes} --nproc_per_node {each}"
     lines += [f'${{LAUNCH:-{launch}}} {script} "${{MODEL[@]}}" "${{PARALLEL[@]}}" "${{TRAINING[@]}}" "$@"']
     return "\n".join(lines) + "\n"
+
+
+def hardware_queues(plan: Plan) -> int | None:
+    """What Megatron-LM asks for (its training/arguments.py): more where experts' exchanges overlap, one beside tensor or context parallelism."""
+    if plan.implementation != "megatron":
+        return None
+    return 32 if plan.experts.overlap else 1 if plan.tp * plan.cp > 1 else None
 
 
 def _model(plan: Plan, model: Model) -> Iterator[str]:
