@@ -61,7 +61,7 @@ class Known:
         tasks = [(key, self._alternatives[json.loads(key)[0]], self._flags) for key in missing]
         for done, outcome in enumerate(mapped(_evaluated, tasks, self._jobs, chunk=4), start=1):
             if outcome.status == "failed":
-                raise InputError.at(", ".join(json.loads(outcome.key)[1]) or "the study", outcome.reason)
+                raise InputError.at(", ".join(json.loads(outcome.key)[1]) or "the study", outcome.reason, _SINGLE)
             if self._journal is not None:
                 self._journal.add(outcome)
             self._found[outcome.key] = outcome
@@ -105,6 +105,7 @@ _LITTLE: Final = 5e-4  # errors that move no alternative's step by more are left
 _ERROR_ENDS: Final = (0.05, 0.95)  # an error has no end
 _NOT_SIMULATED: Final = ("price.", "run.")
 _MTBF: Final = "run.mtbf"
+_SINGLE: Final = "a range whose every number is legal; `explore --vary KEY=V,V` takes single values"
 
 
 @dataclass(frozen=True, kw_only=True)

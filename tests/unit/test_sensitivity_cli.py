@@ -119,3 +119,11 @@ def test_people_read_the_decision_first(prices: str, capsys: pytest.CaptureFixtu
 def test_faults_are_told_at_their_flags(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*BASE, *arguments]) == 3
     assert message in capsys.readouterr().err
+
+
+def test_a_range_of_a_degree_is_told_what_takes_single_values(capsys: pytest.CaptureFixture[str]) -> None:
+    """The ends of tp=1..4 are legal, and nothing between them but 2."""
+    assert main([*BASE, "--vary", "plan.tp=1..4"]) == 3
+    told = " ".join(capsys.readouterr().err.split())
+    assert "must be a whole number" in told
+    assert "`explore --vary KEY=V,V` takes single values" in told

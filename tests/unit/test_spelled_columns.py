@@ -13,6 +13,7 @@ from simulator.formats.readers.measured_table import read_measured
 from simulator.formats.readers.runs_table import COLUMNS
 from simulator.formats.readers.spelled_columns import advice, names, own_names, plain
 from simulator.spec.cluster.device import Device
+from simulator.spec.model import Model
 from simulator.studies import backtest
 from simulator.studies.backtest.evaluate import evaluate_row
 from simulator.studies.backtest.measured import step_seconds
@@ -136,6 +137,21 @@ def test_an_unknown_model_is_named_with_the_nearest(tmp_path: Path) -> None:
     outcome = evaluate_row(row(tmp_path, header, "lama3-8b,H100,8,2048,1,32,3"))
     assert outcome.status == "refused"
     assert "no preset is called 'lama3-8b' (did you mean llama3-8b" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("GPT-3 (175B)", "gpt3-175b"),
+        ("Llama 2 [7B]", "llama2-7b"),
+        ("Turing-NLG 530B", "gpt-530b"),
+        ("TinyLlama", "tinyllama-1.1b"),
+    ],
+)
+def test_names_of_models_as_papers_write_them(tmp_path: Path, name: str, preset: str) -> None:
+    found = resolve(row(tmp_path, "model,gpu,n_gpus,seq,mbs,gbs,step_time_s", f"{name},H100,512,1024,1,512,3")).model
+    known = Model.load(preset)
+    assert (found.num_layers, found.d_model, found.num_heads) == (known.num_layers, known.d_model, known.num_heads)
 
 
 def test_what_would_be_right_for_an_unknown_model_is_what_a_table_can_say(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ _FILE = TOPOLOGIES / "names" / "models.toml"
 
 @cache
 def plain_name(name: str) -> str:
-    """Small letters, without the owner, words joined by `-`."""
-    return re.sub(r"[\s_]+", "-", name.casefold().rpartition("/")[2])
+    """Small letters, without the owner, words joined by `-`: `GPT-3 (175B)` is gpt-3-175b."""
+    return re.sub(r"[\s_()\[\]]+", "-", name.casefold().rpartition("/")[2]).strip("-")
 
 
 @cache
