@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil
@@ -150,13 +150,12 @@ class _Driver:
         self.held += num_bytes * ((call in _TAKES) - (call in _GIVES))
         self.highest = max(self.highest, self.held)
 
-    @contextmanager
-    def watched(self) -> Iterator[tuple[Counter[str], Counter[str]]]:
-        """The calls that are made meanwhile, and their bytes, once it is over."""
-        before, seen = (self.calls.copy(), self.call_bytes.copy()), (Counter[str](), Counter[str]())
-        yield seen
-        seen[0].update(self.calls - before[0])
-        seen[1].update(self.call_bytes - before[1])
+    def taken(self) -> tuple[dict[str, int], dict[str, int]]:
+        """The calls that were made since it was asked last, and their bytes."""
+        if not self.calls:
+            return {}, {}
+        seen, self.calls, self.call_bytes = (self.calls, self.call_bytes), Counter(), Counter()
+        return seen
 
 
 def play_pool(history: History, pools: Pools, plan: Plan, limit_bytes: int | None = None) -> Played:
@@ -210,10 +209,10 @@ class _PoolRun:
     def step(self, sequence: Sequence) -> tuple[_Tally, list[int]]:
         """The last step of a sequence, and what is reserved at the end of each of its moments. Raises OutOfMemoryError."""
         tally, reserved = _Tally(self.plan, self.history), list[int]()
+        self.driver.taken()
         for start, part in self._moments(sequence):
-            with self.driver.watched() as seen:
-                play(part, self.pool, handles=self.handles)
-            tally.add(start, part, seen)
+            play(part, self.pool, handles=self.handles)
+            tally.add(start, part, self.driver.taken())
             reserved.append(self.pool.reserved_bytes)
         return tally, reserved
 
@@ -224,9 +223,9 @@ class _PoolRun:
         with suppress(OutOfMemoryError):
             tally, _ = self.step(again)
             if self.plan.memory.refill_every:
-                with self.driver.watched() as seen:
-                    self.pool.empty_cache()
-                self.driver.highest = self.driver.held
+                self.driver.taken()
+                self.pool.empty_cache()
+                seen, self.driver.highest = self.driver.taken(), self.driver.held
                 tally.refill, _ = self.step(repeated(self.sequence, 3) or again)  # what repeats once repeats twice
                 tally.refill.add(self.history.steady, (), seen)
             return tally
@@ -253,12 +252,15 @@ class _Tally:
         self.refill: _Tally | None = None
         self._requests, self.calls, self.sizes = Counter[str](), Counter[str](), Counter[str]()
 
-    def add(self, event: int, requests: Iterable[Request], seen: tuple[Counter[str], Counter[str]]) -> None:
+    def add(self, event: int, requests: Iterable[Request], seen: tuple[dict[str, int], dict[str, int]]) -> None:
         phase, micro_batch, _, _ = moment_of(self._history, event)
         times = 1 + self._more * (phase in ("forward", "backward") and micro_batch == self._last)
-        kinds = Counter(one[0] for one in requests)
+        kinds = [one[0] for one in requests]
         for total, found in (
-            (self._requests, {"allocations": kinds[ALLOC], "frees": kinds[FREE] + kinds[REQUEST_FREE]}),
+            (
+                self._requests,
+                {"allocations": kinds.count(ALLOC), "frees": kinds.count(FREE) + kinds.count(REQUEST_FREE)},
+            ),
             (self.calls, seen[0]),
             (self.sizes, seen[1]),
         ):
