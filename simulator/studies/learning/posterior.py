@@ -6,7 +6,7 @@
 y: measured seconds, T: predicted ones, σ² + ρ²: variance of a coefficient before (what the intervals of predictions are made of);
 ρ: the part of hosts and links that is each run's own. δ is what runs err by beyond all coefficients and share with runs like them
 (`spec.calibration.likeness`), ε what each has of its own.
-Described software stays as it was (θ and δ are 0) where runs that are left out are no nearer to what the others teach than before.
+Described software stays as it was (θ and δ are 0) where what the others teach of a run is farther off than before (`_foretold`).
 s and τ are the most probable ones beside what stacks say of scatter. Weights w are those of Student's t of what the other runs say
 of one: a step that contradicts them counts less (Lange, Little and Taylor 1989, doi 10.1080/01621459.1989.10478852). Gauss-Newton
 on exact predictions, with each coefficient's share of the step as its slope; the covariance is Laplace's.
@@ -219,12 +219,15 @@ class _Problem:
         return self._averaged(found, first) if self._foretold(found, first) else self._held(first)
 
     def _foretold(self, found: Posterior, first: tuple[Step, ...]) -> bool:
-        """Whether what the others teach brings runs nearer than what was known before. Of fewer than three none can be left out."""
+        """Whether what the others teach of runs is no farther off than what was known before, but for one sigma of its own noise.
+
+        Of fewer than three runs none can be left out.
+        """
         if len(first) < _FEWEST:
             return True
         before = self.measured - np.log([step.seconds for step in first])
-        left = [without(found, i)[0] for i in range(len(first))]
-        return float(np.abs(left).sum()) < float(np.abs(before).sum())
+        nearer = np.abs(before) - np.abs([without(found, i)[0] for i in range(len(first))])
+        return float(nearer.mean()) >= -float(nearer.std(ddof=1)) / math.sqrt(len(first))
 
     def _held(self, first: tuple[Step, ...]) -> Posterior:
         """Nothing moved: the scatter alone, and so the widths, follow the runs."""

@@ -172,7 +172,7 @@ def lines(report: LearningReport) -> Iterator[str]:
     if alike is not None:
         yield f"What runs like each other share lies within {alike.sigma:.1%} (one sigma): predictions of runs like these follow them most."
     if not any(report.learned.values.values()):
-        yield "What the others say of a run that is left out is no nearer than what its stack says: nothing moves, but for the scatter."
+        yield "What the others say of a run that is left out is farther off than what its stack says: nothing moves, but for the scatter."
     guessed = sorted({one.run.stack.name for one in report.observed if one.run.stack.known != "described"})
     if guessed:
         yield f"Software that no stack describes is taken as {' and '.join(guessed)}: give the same to predict (--stack), or name it in the table (stack)."
