@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from simulator.base.kernels import DTYPE_BYTES, Gemm
+from simulator.memory.writer import Writer
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
@@ -44,15 +45,24 @@ def _is_summed(name: str, plan: Plan) -> bool:
     return of_heads or (plan.sequence_parallel and ("norm" in name or name.startswith("positions")))
 
 
-def dummy_gradients(blocks: ModelBlocks, plan: Plan) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Kind of block -> the different shapes of its weights, where Megatron's buffer takes gradients.
+class DummyGradients:
+    """Where Megatron's buffer takes gradients, autograd gets a dummy for each shape of weights.
 
     transformer_engine/pytorch/module/base.py: get_dummy_wgrad.
     """
-    if not plan.traits.fuses_gradient_sums:
-        return {}
-    kinds = (blocks.head, *blocks.body)
-    return {block.name: tuple(dict.fromkeys(_weights(block))) for block in kinds}
+
+    def __init__(self, writer: Writer, blocks: ModelBlocks, plan: Plan, stack: Stack) -> None:
+        taken = plan.traits.fuses_gradient_sums and stack.kernels.weight_gradients == "accumulated"
+        self._writer, self._element_bytes = writer, DTYPE_BYTES[plan.compute_dtype]
+        self._shapes = {one.name: _weights(one) for one in (blocks.head, *blocks.body)} if taken else {}
+        self._made = set[tuple[int, int]]()
+
+    def begin(self, block: str) -> None:
+        """The first backward that meets a shape makes its dummy, which stays."""
+        for n, k in self._shapes.pop(block, ()):
+            if (n, k) not in self._made:
+                self._made.add((n, k))
+                self._writer.alloc(n * k * self._element_bytes, "buffers")
 
 
 def _weights(block: Block) -> list[tuple[int, int]]:

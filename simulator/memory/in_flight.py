@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from simulator.memory.offloading import Evictor
@@ -10,6 +11,7 @@ from simulator.memory.tapes import Tapes
 from simulator.memory.writer import Writer
 from simulator.parallel.model_shard import ModelShard
 from simulator.spec.model import Model
+from simulator.work.script.instructions import UnitInstruction, Unshard
 from simulator.work.script.order import Chunk
 from simulator.work.script.storage import ROOT
 
@@ -48,6 +50,19 @@ class InFlight:
             | {given for _, _, given in self.saved.values()}
             | {self.value, self.loss, -1 if self.sent is None else self.sent}
         )
+
+    def logits(self) -> list[int]:
+        """What the model returned, where a schedule holds it (torch/distributed/pipelining/stage.py: fwd_cache)."""
+        tape, base, _ = self.saved[max(self.saved)]
+        return [] if tape.result == INPUT else [base + tape.result]
+
+    def restore(self, number: int, units: list[int]) -> None:
+        """What the head sends for arrives behind its own backward: nothing of the head's has left."""
+        assert self.evictor is not None
+        self.coming += units
+        if not self.part.chunk.is_head(number):
+            self.evictor.restore(self.coming)
+            self.coming = []
 
     def add_to_head(self, writer: Writer, table: int, parts: int, element_bytes: int, *, sums: bool) -> None:
         """A tied matrix of `table` elements has one gradient: the embedding's is added to the head's, and goes.
@@ -90,6 +105,11 @@ class StagePart:
         if self.chunk.is_embedding(number) or self.chunk.is_head(number):
             return head if self.chunk.is_head(number) else ROOT
         return self.layers[number - self.chunk.embedding]
+
+    def first_ahead(self, groups: Sequence[Sequence[UnitInstruction]]) -> list[int]:
+        """What is gathered beside the root of a stage without the head: the first layers of the backward."""
+        first = next((one for one in groups[0] if isinstance(one, Unshard)), None) if groups else None
+        return [] if first is None else [self.unit(number) for number, _ in first.gathers[:-1]]
 
 
 def parts_of(model: Model) -> tuple[StagePart, ...]:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
 from simulator.base.kernels import DTYPE_BYTES
-from simulator.memory.gradients import dummy_gradients, redistributed_bytes, reentrant_input_bytes, whole_table_numel
+from simulator.memory.gradients import DummyGradients, redistributed_bytes, reentrant_input_bytes, whole_table_numel
 from simulator.memory.in_flight import InFlight, outside, parts_of
 from simulator.memory.messages import Messages
 from simulator.memory.offloading import Evictor
 from simulator.memory.outside import grouped_workspaces
 from simulator.memory.policies.base import rounded
-from simulator.memory.tape import CATEGORIES, FREE, FREE_LATER, INPUT, Tape
+from simulator.memory.tape import CATEGORIES, Tape
 from simulator.memory.tapes import gradient_dtype, layer_tape, record_tapes
 from simulator.memory.writer import Writer
 from simulator.parallel.model_shard import body_names
@@ -77,8 +76,8 @@ class StepWriter:
         self._adding = tapes(keep_gradients=False) if plan.num_micro_batches > 1 else self._tapes
         self._sums_tied = not (uses_autocast(stack, plan) or stack.traits.gradient_buffer)
         self._pixels = blocks.embedding.input_bytes
-        self._inputs, self._workspaces, self._made = 0, list[int](), set[tuple[int, int]]()
-        self._dummies = dummy_gradients(blocks, plan) if stack.kernels.weight_gradients == "accumulated" else {}
+        self._inputs, self._workspaces = 0, list[int]()
+        self._dummies = DummyGradients(self.writer, blocks, plan, stack)
         self._in_flight: dict[tuple[int, int], InFlight] = {}
         self._beyond, self._middle, self._held = 0, -1, dict[int, list[int]]()
         self._graded = set[int]()  # chunks that have gradients, to which a later micro-batch adds its own
@@ -92,8 +91,7 @@ class StepWriter:
         for category, sizes in self._resident.items():
             later = category == "optimizer_state" and not optimizer_state
             self.writer.alloc_each(sizes[: self._copies] if later else sizes, category)
-        tokens = self.plan.micro_batch_size * self.plan.seq_len // self.plan.cp
-        tokens *= self._messages.micro_batches_here
+        tokens = self._messages.micro_batches_here * (self.plan.micro_batch_size * self.plan.seq_len // self.plan.cp)
         self._inputs = self.writer.alloc(tokens * 8, "inputs")
         self.writer.alloc(tokens * 8, "inputs")
         if self._looks_up != ROOT:
@@ -148,17 +146,14 @@ class StepWriter:
     def _beside(self, one: Pass, begin: int) -> None:
         """Behind the middle micro-batch's forward, of events from `begin` on, and its backward: the same of those beyond."""
         if one.direction == "forward":
-            kept = self._in_flight[one.micro_batch, one.chunk].slots()
-            alive = [e for e in self.writer.events[begin:] if e[1] > 0 and e[0] in kept]
-            gone = {slot for slot, size, _, _ in self.writer.events[begin:] if size in (FREE, FREE_LATER)}
+            alive = self.writer.alive(begin, self._in_flight[one.micro_batch, one.chunk].slots())
             self.writer.at("forward", one.micro_batch, "", "micro-batches beside it")
             parts = [self._beyond * i // _PARTS for i in range(_PARTS + 1)]
             self._held[one.chunk] = [
                 self.writer.alloc((end - start) * rounded(size), CATEGORIES[tag], stream)
                 for start, end in pairwise(parts)
                 if end > start
-                for slot, size, stream, tag in alive
-                if slot not in gone
+                for _, size, stream, tag in alive
             ]
         else:
             self.writer.free(*self._held.pop(one.chunk))
@@ -229,7 +224,7 @@ class StepWriter:
             state.value = self._messages.came("temporaries")
             buffers += [state.value] if self._messages.buffered and state.part.layers else []
             if chunk.embedding:
-                self.buffers.before_backward(ROOT, self._first_ahead(state, groups))
+                self.buffers.before_backward(ROOT, state.part.first_ahead(groups))
         for group in groups:
             yield
             self._units(state, one, group)
@@ -237,7 +232,7 @@ class StepWriter:
         self._messages.over([] if state.sent is None else [state.sent], sent, one)
         self.writer.free(*buffers)
         if chunk.head:
-            self.writer.free(state.ones, state.loss, *self._logits(state))
+            self.writer.free(state.ones, state.loss, *state.logits())
         self.buffers.end_backward()
 
     def _of_inputs(self, one: Pass, state: InFlight) -> Iterator[None]:
@@ -261,7 +256,7 @@ class StepWriter:
             assert tape.halves is not None
             self.writer.play(tape.halves.after_inputs, base, given, state.gradients[number])
         if head:
-            self.writer.free(state.loss, *self._logits(state))
+            self.writer.free(state.loss, *state.logits())
         self._messages.over([] if state.sent is None else [state.sent], [gradient], one)
 
     def _of_weights(self, one: Pass, state: InFlight) -> Iterator[None]:
@@ -290,21 +285,8 @@ class StepWriter:
             state.units = {}
             state.tapes, state.adds = self._adding, self.model.tied_embeddings and state.part.chunk.embedding
             if state.adds:  # to a tied matrix's gradient when both ends have theirs
-                kept = {kind: tape for kind, tape in self._tapes.plain.items() if kind.startswith("joint")}
-                state.tapes = replace(self._adding, head=self._tapes.head, embedding=self._tapes.embedding,
-                                      plain=self._adding.plain | kept)  # fmt: skip
+                state.tapes = self._adding.with_ends_of(self._tapes)
         self._graded.add(one.chunk)
-
-    @staticmethod
-    def _logits(state: InFlight) -> list[int]:
-        """What the model returned, where a schedule holds it (torch/distributed/pipelining/stage.py: fwd_cache)."""
-        tape, base, _ = state.saved[max(state.saved)]
-        return [] if tape.result == INPUT else [base + tape.result]
-
-    def _first_ahead(self, state: InFlight, groups: Sequence[Sequence[UnitInstruction]]) -> list[int]:
-        """What is gathered beside the root of a stage without the head: the first layers of the backward."""
-        first = next((one for one in groups[0] if isinstance(one, Unshard)), None) if groups else None
-        return [] if first is None else [state.part.unit(number) for number, _ in first.gathers[:-1]]
 
     # -- units
 
@@ -325,7 +307,7 @@ class StepWriter:
                     assert state.evictor is not None
                     state.evictor.forward(number, tape, state.saved[number][1])
                 case Restore(_, fetches):
-                    self._restore(state, number, [one for one, _ in fetches])
+                    state.restore(number, [one for one, _ in fetches])
                 case Reshard():
                     self.writer.at("forward", state.index, name, "reshard")
                     self.buffers.after_forward(unit)
@@ -345,20 +327,12 @@ class StepWriter:
         received = self._messages.buffered and not part.chunk.head and layer == part.layers[-1]
         return layer, self._names[layer], layer_tape(tapes, self.plan, self._kinds[layer], layer, received=received)
 
-    def _restore(self, state: InFlight, number: int, units: list[int]) -> None:
-        """What the head sends for arrives behind its own backward: nothing of the head's has left."""
-        assert state.evictor is not None
-        state.coming += units
-        if not state.part.chunk.is_head(number):
-            state.evictor.restore(state.coming)
-            state.coming = []
-
     def _unshard(self, state: InFlight, one: Pass, instruction: Unshard, unit: int, name: str, tape: Tape) -> None:
         """The hook before a unit; in the forward, behind what the unit makes before its hooks run."""
         part, head = state.part, self.buffers.head
         ahead = [part.unit(number, head) for number, _ in instruction.gathers if number != instruction.unit]
         if one.direction == "forward":
-            base = self._base(tape)
+            base = self.writer.reserve(tape.num_slots)
             state.saved[instruction.unit] = tape, base, state.value
             self.writer.at("forward", state.index, name, "inputs")
             self.writer.play(tape.forward, base, state.value, 0, end=tape.early)
@@ -368,12 +342,12 @@ class StepWriter:
         if state.part.chunk.is_head(instruction.unit):
             self.buffers.before_backward(unit, ahead)
             self._product()
-            self._backward_begins("head")
+            self._dummies.begin("head")
             return
         self.writer.at("backward", state.index, name, "gather")
         if unit != ROOT:
             self.buffers.before_backward(unit, ahead)
-            self._backward_begins(self._kinds[unit])
+            self._dummies.begin(self._kinds[unit])
 
     def _run_forward(self, state: InFlight, number: int, tape: Tape) -> None:
         """Of the head up to its loss."""
@@ -420,18 +394,6 @@ class StepWriter:
             self.writer.free(*[slot for slot, _ in own])
             own = []
         self.buffers.after_backward(unit, own, sync=one.syncs)
-
-    def _base(self, tape: Tape) -> int:
-        base = self.writer.num_slots
-        self.writer.num_slots += tape.num_slots
-        return base
-
-    def _backward_begins(self, block: str) -> None:
-        """The first backward that meets a shape makes the dummy of its weights' gradients, which stays."""
-        for n, k in self._dummies.pop(block, ()):
-            if (n, k) not in self._made:
-                self._made.add((n, k))
-                self.writer.alloc(n * k * DTYPE_BYTES[self.plan.compute_dtype], "buffers")
 
     def _product(self) -> None:
         if self._workspaces:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.memory.halves_writer import HalvesWriter
@@ -89,6 +89,11 @@ class Tapes:
     head: Tape
     received: tuple[dict[str, Tape], dict[str, Tape]]
     head_gemm: int  # index in head.backward.events where the model's own backward begins
+
+    def with_ends_of(self, others: Tapes) -> Tapes:
+        """These, but what may hold a tied matrix as others have it: embedding, what joins images to it, and head."""
+        joined = {kind: tape for kind, tape in others.plain.items() if kind.startswith("joint")}
+        return replace(self, head=others.head, embedding=others.embedding, plain=self.plain | joined)
 
 
 def record_tapes(

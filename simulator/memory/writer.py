@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from simulator.memory.tape import DONE, FREE, FREE_LATER, GRADIENT, INPUT, RECORDED, TAG, Event, Part
 from simulator.work.script.storage import COMPUTE
@@ -38,6 +38,17 @@ class Writer:
         self.num_slots += len(sizes)
         self.events.extend([(slot, size, COMPUTE, tag) for slot, size in zip(slots, sizes, strict=True)])
         return slots
+
+    def reserve(self, count: int) -> int:
+        """The first of so many slots in a row, for what is played."""
+        self.num_slots += count
+        return self.num_slots - count
+
+    def alive(self, begin: int, slots: Collection[int]) -> list[Event]:
+        """Allocations of these slots since an event, but those that were freed."""
+        later = self.events[begin:]
+        gone = {slot for slot, size, _, _ in later if size in (FREE, FREE_LATER)}
+        return [event for event in later if event[1] > 0 and event[0] in slots and event[0] not in gone]
 
     def free(self, *slots: int) -> None:
         self.events.extend([(slot, FREE, COMPUTE, 0) for slot in slots])
