@@ -364,4 +364,4 @@ def test_where_nothing_need_be_recomputed_the_bytes_and_the_time_are_told() -> N
     assert free * GIB == pytest.approx(again.memory.capacity_bytes - again.memory.used_bytes, rel=0.01)
     assert saved / 1000 == pytest.approx(again.step_s - kept.step_s, rel=0.1)
     longer = predict(model, plan.copy_with(micro_batch_size=4), cluster, None, stack)
-    assert "recompute less (recompute = selective or every_k)" in longer.suggestion
+    assert "recompute less (recompute = selective or every_k with recompute_every = 2)" in longer.suggestion
