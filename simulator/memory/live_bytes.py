@@ -88,7 +88,6 @@ def _phases(history: History, live: StepLiveBytes) -> list[tuple[int, Phase]]:
     return found
 
 
-# Live bytes at the borders of a step's phases, as a tracker of tensors reads them.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseBytes:
     """Bytes before a step, after its forward, after its backward, and the most in each phase and in all."""

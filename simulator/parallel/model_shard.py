@@ -235,7 +235,6 @@ def _vocabulary(vocab_size: int, plan: Plan) -> int:
     return rows
 
 
-# Uneven shards: what each kind of GPU holds of them, over an equal part.
 def shard_shares(plan: Plan, kinds: GpuKinds | None) -> Mapping[str, float]:
     """By the holders of `kinds` (device, and what is free of it): parts in proportion to free memory, 1 on average.
 

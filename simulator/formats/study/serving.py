@@ -153,9 +153,7 @@ def read_serving_study(
         stack = faults.attempt(lambda: patched(stack_of(stated), of_root(overrides, "stack"), StackError))
         plan = stated
         if stack is not None and cluster is not None and not searched:
-            plan = with_defaults(stated, stack, cluster.device, model)
-        if model is not None and cluster is not None and stack is not None and not searched:
-            faults.attempt(partial(check, plan, model, cluster))
+            plan = _completed(stated, stack, cluster, model, faults)
         tower = model.sees if model is not None else None
         requests = faults.attempt(lambda: _requests(workload, tower.taken if tower else 0))
     if faults or study is None or plan is None or model is None or cluster is None or stack is None or requests is None:
@@ -178,6 +176,16 @@ def read_serving_study(
             *set_by_hand(overrides, TABLES),
         ),
     )
+
+
+def _completed(
+    stated: InferencePlan, stack: Stack, cluster: Cluster, model: Model | None, faults: Faults
+) -> InferencePlan:
+    """The plan with the engine's defaults; what does not fit model and cluster is a fault."""
+    plan = with_defaults(stated, stack, cluster.device, model)
+    if model is not None:
+        faults.attempt(partial(check, plan, model, cluster))
+    return plan
 
 
 def _written(file: Path | None) -> Mapping[str, Any]:

@@ -64,7 +64,6 @@ def _stage_counts(num_layers: int, num_stages: int, split: Split) -> list[int]:
     return counts
 
 
-# The position of a chunk in the order in which a micro-batch passes the chunks.
 def position(schedule: Schedule, num_stages: int, stage: int, chunk: int = 0) -> int:
     """The position of a chunk in its micro-batches' order: 0 holds the embedding, the last the head."""
     if schedule == "dualpipe":
@@ -92,7 +91,6 @@ def micro_batches(schedule: Schedule, num_micro_batches: int, chunk: int = 0) ->
     return range(num_micro_batches)
 
 
-# Layers dealt to stages by what they compute, the head with them.
 def dealt(model: Model, plan: Plan) -> Split:
     """How a model's layers are dealt to the plan's stages: as the plan says, else by cost where its implementation does so."""
     if plan.split != EQUAL or plan.pp == 1 or not plan.traits.balances_stages or plan.pipeline.virtual_stages > 1:

@@ -180,7 +180,6 @@ def bytes_sent_once(exchange: Exchange, shape: GroupShape) -> int:
     return round(exchange.num_bytes * places * (1 - (1 - 1 / places) ** exchange.copies) / exchange.copies)
 
 
-# Calls: collectives of a program before they are placed in it.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """`count` equal collectives, back to back. slows: the share of compute that each takes while it runs.

@@ -24,7 +24,6 @@ from simulator.work.script import UnitComm, communication, last_of, pieces, step
 from simulator.work.script.sums import OrderSums, order_sums
 
 
-# The data-parallel communication and copies of a stage: the same for all plans with the same sharding.
 @dataclass(frozen=True, slots=True)
 class UnitGroup:
     """Equal communication units of a rank's share: `count` of them."""

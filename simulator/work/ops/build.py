@@ -363,7 +363,6 @@ def _softcap(g: Graph, s: OpContext, logits: Value) -> Value:
     return logits
 
 
-# Which ops of a block are captured in CUDA graphs: the host launches those as one.
 def with_graphs(block: Block, graphs: Collection[CudaGraph]) -> Block:
     """The block with its captured ops marked; itself where nothing of it is."""
     if not graphs or "full_iteration" in graphs:

@@ -122,7 +122,6 @@ class Host:
             yield i, j, self.path(a, b)
 
 
-# The switches above the nodes, as SLURM describes them.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
     """A leaf switch with its nodes, or one above others. level: 0 for a leaf. link_speed: as SLURM holds it, unused."""
