@@ -21,7 +21,6 @@ from simulator.memory.requests import (
     Request,
     Sequence,
     checkpoints,
-    of_history,
     play,
     repeated,
     requests_of,
@@ -190,7 +189,9 @@ class _PoolRun:
     pool: Pool[Any]
 
     def __init__(self, history: History, plan: Plan) -> None:
-        self.history, self.plan, self.sequence = history, plan, of_history(history, "")
+        self.history, self.plan = history, plan
+        requests, self._begins = requests_of(history)
+        self.sequence = Sequence(name="", requests=tuple(requests), steady=self._begins[history.steady])
         self.driver, self.handles, self.first_highest, self.retries_before = _Driver(), dict[int, Any](), 0, 0
 
     @property
@@ -233,8 +234,8 @@ class _PoolRun:
 
     def _moments(self, sequence: Sequence) -> Iterator[tuple[int, tuple[Request, ...]]]:
         """(event at which it begins, requests) of each moment of a sequence's last step, which is the history's or repeats it."""
-        _, begins = requests_of(self.history)
-        first, shift = self.history.steady, sequence.steady - begins[self.history.steady]
+        begins, first = self._begins, self.history.steady
+        shift = sequence.steady - begins[first]
         for start, end in pairwise([first, *self.history.bounds[1:]]):
             yield start, sequence.requests[begins[start] + shift : begins[end] + shift]
 

@@ -278,14 +278,20 @@ def memory_uses(
     device: Device,
     settings: Iterable[AllocatorSettings | None],
 ) -> Iterator[MemoryUse]:
-    """The peaks alone under each of the settings, without the course of the step, and not played where memory ends."""
+    """The peaks alone under each of the settings, without the course of the step, and not played where memory ends.
+
+    Where live tensors alone do not fit, no allocator is asked what it would reserve for them.
+    """
     history, live = _fullest(model, plan, stack, blocks, device)
     outside = outside_torch_bytes(device, plan, stack=stack) + window_bytes(model, plan, stack)
+    at_least = _use(history, live, live.peak[0], plan, device, outside)
     for one in settings:
-        if one is None and asks_for_pool(plan):
+        if not at_least.live_tensors_fit:
+            yield at_least
+        elif one is None and asks_for_pool(plan):
             yield _on_pool(history, live, plan, device, outside)[0]
-            continue
-        yield _use(history, live, max(_reserved(history, live, CachingAllocator(one))), plan, device, outside)
+        else:
+            yield _use(history, live, max(_reserved(history, live, CachingAllocator(one))), plan, device, outside)
 
 
 def _fullest(

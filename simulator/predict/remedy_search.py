@@ -106,6 +106,7 @@ class _Search:
     curves: LinkCurves
     memory: MemoryUse  # of the plan as it is
     tunes: bool = False
+    last: bool = False  # of the ends of the pipeline, the last holds more
     proofs: int = _PROOFS
     proof_layers: int = _PROOF_LAYERS
     estimated_layers: int = _ESTIMATED_LAYERS
@@ -162,11 +163,19 @@ class _Search:
         resident, added = (a + (b - a) * beyond for a, b in zip(fewer, more, strict=True))
         return resident, added
 
+    def look_at_ends(self, start: _Candidate) -> None:
+        """Look from here on at the end of the pipeline that holds more in the plan as it is."""
+        few, ends = self._short(start.plan, _MEMORY_LAYERS[0]), list[float]()
+        for self.last in (False, True) if start.plan.pp > 1 else (False,):
+            ends.append(sum(self._live(start, few)))
+        self.last = ends[-1] > ends[0]
+
     def _played_live(self, of: _Candidate, num_layers: int) -> tuple[int, int]:
         """Live bytes that stay, and those that a step adds. Raises PlanError where the plan cannot be run."""
         model, workspaces = self._shortened(num_layers), workspace_bytes(of.cluster.usual.device)
         blocks = unpriced_blocks(model, of.plan, of.cluster, of.stack)
-        history = write_history(model, of.plan, of.stack, blocks, workspaces, steps=1)
+        stage = of.plan.pp - 1 if self.last else 0
+        history = write_history(model, of.plan, of.stack, blocks, workspaces, stage=stage, steps=1)
         live = step_live_bytes(history)
         return live.resident, live.peak[0] - live.resident
 
@@ -228,6 +237,7 @@ def remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Reme
     start = _Candidate(
         change=Change(kind=""), plan=plan, cluster=cluster, stack=lowering.given_stack, figures=_NO_EFFECT
     )
+    search.look_at_ends(start)
     unchanged = search.estimate(start)
     frontier = [replace(start, figures=unchanged)]
     found: list[Remedy] = []

@@ -134,6 +134,12 @@ def main() -> int:
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="campaign-kept-") as kept:
+        os.environ.setdefault("SHARDWISE_CACHE", kept)  # or each capture compiles its device guard
+        return _main(options)
+
+
+def _main(options: argparse.Namespace) -> int:
     if options.case is None:
         return int(run(options.seed, options.minutes, options.jobs, (options.first, options.cases), options.out) > 0)
     warm()

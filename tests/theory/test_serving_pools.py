@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving import Batch, Chunk, InferencePlan, Request, Uniform, Workload, check, serve
 from simulator.studies.serving.deployment import Deployment
-from simulator.studies.serving.engine import Engine
+from simulator.studies.serving.engine import Engine, Lane
 from simulator.studies.serving.limits import Limits
 from simulator.studies.serving.pools import Pool, Pools
 from simulator.studies.serving.transfer import Transfers, placing
@@ -138,6 +139,34 @@ def test_users_of_two_pools_send_when_they_are_answered(llama: Model, h100: Clus
     arrivals = sorted(job.request.arrival_s for job in jobs)
     ends = sorted(job.end_s or math.nan for job in jobs)
     assert arrivals == [0.0] * 4 + ends[:16]
+
+
+@pytest.mark.parametrize(("answers", "blocks"), [(70, 2000), (900, 60)])  # with room for all; where most wait for room
+def test_engines_of_a_closed_loop_pass_over_steps_as_if_each_was_played(
+    llama: Model, h100: Cluster, monkeypatch: pytest.MonkeyPatch, answers: int, blocks: int
+) -> None:
+    """Of three engines, whose answers bring requests to one another: the times are those of every step by itself, and it takes fewer events."""
+    setting = deployed(llama, InferencePlan(dp=3), h100)
+    requests = [
+        Request(arrival_s=0.0, prompt_tokens=90 + 7 * i, output_tokens=1 + (answers + 131 * i) % 290) for i in range(40)
+    ]
+    limits = replace(setting.limits, num_blocks=blocks)
+
+    def ends(*, passes: bool) -> tuple[list[float], int]:
+        with monkeypatch.context() as patch:
+            if not passes:
+                patch.setattr(Lane, "_pass_over", lambda *_: 0.0)
+            engine, prices = (
+                Engine(setting.costs, limits, requests, (0.0, math.inf), users=Users(count=11)),
+                Counter[str](),
+            )
+            original = setting.costs.idle_s
+            patch.setattr(type(setting.costs), "idle_s", lambda _, *of: prices.update("i") or original(*of))
+            return [job.end_s or math.nan for job in engine.run().jobs], prices["i"]
+
+    (found, few), (each, many) = ends(passes=True), ends(passes=False)
+    assert found == pytest.approx(each, rel=1e-9)
+    assert few < many / 2
 
 
 @pytest.mark.parametrize("pools", [0, 1])

@@ -287,6 +287,14 @@ def test_no_schedule_is_refused_for_what_an_estimate_leaves_out(schedule: str) -
     assert search.estimate(one).cost > 0
 
 
+def test_a_pipeline_whose_last_stage_holds_most_is_estimated_there() -> None:
+    """GPipe keeps the logits of every micro-batch: what is estimated lies near what the full prediction says."""
+    search, one = estimated(schedule="gpipe", pp=4, dp_replicate=2, seq_len=2048, num_micro_batches=16)
+    search.look_at_ends(one)
+    assert search.last
+    assert search.estimate(one).live == pytest.approx(search.memory.peak_allocated_bytes, rel=0.05)
+
+
 def test_bytes_of_many_micro_batches_are_carried_on_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gpipe holds all of them: what is alive is that of playing all, and few are played."""
     search, one = estimated(schedule="gpipe", num_micro_batches=24)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import simpy
 
 from simulator.studies.serving.batch import Batch
+from simulator.studies.serving.closed_loop import ClosedLoop
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.limits import Limits, RequestState
 from simulator.studies.serving.scheduler import Scheduler
@@ -27,6 +28,7 @@ from simulator.studies.serving.workload import NO_USERS, Request, Users
 Progress = Callable[[int, int], None]  # requests finished, requests in all
 Process = Generator[simpy.Event, Any, None]
 _ROUNDING = 1e-9  # of a step
+_LOOKED_AHEAD = 1_000  # steps
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,33 +87,6 @@ class Passed:
     wait_s: float = 0.0
 
 
-class ClosedLoop:
-    """Which request comes next where users wait for answers, and when."""
-
-    def __init__(self, jobs: ServedRequests, users: Users) -> None:
-        self._jobs, self._users = jobs, users
-        self._sent = 0
-        self.thins_out = False  # users who think: the first of them has nothing more to send
-
-    def first(self) -> list[RequestState]:
-        """The first request of each user, at its own time."""
-        self._sent = min(self._users.count, len(self._jobs))
-        return [self._jobs.state(index) for index in range(self._sent)]
-
-    def behind(self, answered: RequestState) -> RequestState | None:
-        """What the user sends next whose request is answered; None: nothing."""
-        users = self._users
-        index = answered.index + users.count if users.turns > 1 else self._sent
-        if index >= len(self._jobs):
-            self.thins_out = bool(users.gaps_s)
-            return None
-        self._sent += 1
-        job = self._jobs.state(index)
-        assert answered.end_s is not None
-        job.request = replace(job.request, arrival_s=answered.end_s + (users.gaps_s[index] if users.gaps_s else 0.0))
-        return job
-
-
 class Engine:
     """Engines under one stream of requests. `run` plays it to its end.
 
@@ -135,7 +110,7 @@ class Engine:
         users: Users = NO_USERS,
         moved: bool = False,
     ) -> None:
-        self._env = env or simpy.Environment()
+        self._env, self._own_clock = env or simpy.Environment(), env is None
         self.meter = Meter(start_s=window[0], end_s=window[1])
         self.jobs = ServedRequests(requests, moved=moved or users.count > 0)
         self._prefilled = prefilled
@@ -147,6 +122,7 @@ class Engine:
         self._outside_s = (lambda _: 0.0) if prefilled else costs.outside_s
         self._loop = ClosedLoop(self.jobs, users) if users.count else None
         self._comes_s: float | None = None  # when the next request of a stream comes; None where answers bring them
+        self._arriving = 0  # groups of requests that answers brought and that have not all come
         self.lanes: list[Lane] = []
         plan = costs.plan
         for _ in range(plan.dp if engines is None else engines):
@@ -176,14 +152,21 @@ class Engine:
     def _next_comes(self, at_s: float) -> None:
         self._comes_s = at_s
 
-    @property
-    def nothing_before_s(self) -> float:
-        """Until then no lane hears of anything: the next request of a stream; or any event, where answers bring requests."""
-        return self._env.peek() if self._comes_s is None or self._underway else self._comes_s
+    def nothing_before_s(self, lane: Lane) -> float:
+        """Until then a lane hears of nothing: the next request of a stream; where answers bring requests, another lane's next answer."""
+        if self._comes_s is not None and not self._underway:
+            return self._comes_s
+        if self._underway or self._arriving or not self._own_clock:
+            return self._env.peek()
+        return min((other.quiet_until_s for other in self.lanes if other is not lane), default=math.inf)
 
     def _come(self, jobs: Iterable[RequestState]) -> None:
         """Requests of a closed loop, in order of arrival."""
-        self._env.process(arrive(self._env, jobs, self.take, self._outside_s))
+        self._arriving += 1
+        self._env.process(arrive(self._env, jobs, self.take, self._outside_s, self._have_come))
+
+    def _have_come(self, at_s: float) -> None:
+        self._arriving -= at_s == math.inf
 
     def result(self) -> ServedRun:
         """What happened to the requests, in the engines' own figures."""
@@ -277,6 +260,7 @@ class Lane:
         self._engine, self._env, self._costs = engine, env, costs
         self.scheduler, self.shared = scheduler, shared
         self.underway = 0  # requests that are in no queue yet
+        self.quiet_until_s = 0.0  # before which no request is answered here unless one comes
         self._idle: simpy.Event | None = None
         self._coming: deque[RequestState] = deque()  # in no step that has been decided on
 
@@ -286,6 +270,7 @@ class Lane:
 
     def take(self, job: RequestState) -> None:
         """A request comes."""
+        self.quiet_until_s = min(self.quiet_until_s, self._env.now)
         (self._coming if self._costs.works_ahead and self._idle is None else self.scheduler.waiting).append(job)
         self.wake()
 
@@ -312,7 +297,7 @@ class Lane:
         while True:
             batch = self._batch()
             if batch is None:
-                self._idle = env.event()
+                self._idle, self.quiet_until_s = env.event(), math.inf
                 yield self._idle
                 now_s = env.now
                 continue
@@ -326,7 +311,9 @@ class Lane:
                     now_s = begun_s + passed_s
                     continue
             now_s = begun_s + (idle_s + times[0]) if alone else self._passed_s(begun_s + idle_s, times)
-            if not alone or not scheduler.undisturbed or self._engine.nothing_before_s <= now_s:
+            if not alone or not scheduler.undisturbed or self._engine.nothing_before_s(self) <= now_s:
+                if self.quiet_until_s <= now_s:
+                    self.quiet_until_s = now_s + (self._quiet_steps(batch) * times[0] if alone else 0.0)
                 yield env.timeout(now_s - env.now)
             self._measure((begun_s, now_s), times[0], batch)
             finished = scheduler.complete(self.shared.sent_s(now_s, now_s, batch.rows))
@@ -338,7 +325,7 @@ class Lane:
 
         Their times are an arithmetic series, as the keys grow by one a sequence and the price is a line of the keys.
         """
-        costs, meter, until_s = self._costs, self._engine.meter, self._engine.nothing_before_s
+        costs, meter, until_s = self._costs, self._engine.meter, self._engine.nothing_before_s(self)
         if until_s <= begun_s + 2 * step_s:
             return 0.0
         most = int(min(costs.on_a_line(batch), (until_s - begun_s) / step_s))
@@ -367,6 +354,12 @@ class Lane:
             meter.block_s += spent_s * used
             meter.peak_blocks = max(meter.peak_blocks, self.scheduler.used_blocks)
         return spent_s
+
+    def _quiet_steps(self, batch: Batch) -> int:
+        """Steps behind this one that end without an answer; each takes at least as long, as the keys grow."""
+        if not self.scheduler.undisturbed or batch.back:
+            return 0
+        return self.scheduler.alike(_LOOKED_AHEAD) - 1
 
     def _launched_alike(self, batch: Batch, busy_s: Sequence[float], count: int) -> bool:
         """One graph each; or the slower of device and host is so from the first step on, as the second lies on their line."""

@@ -13,8 +13,9 @@ from functools import partial
 import simpy
 
 from simulator.base.sums import summed
+from simulator.studies.serving.closed_loop import ClosedLoop
 from simulator.studies.serving.costs import StepCosts
-from simulator.studies.serving.engine import ClosedLoop, Engine, Lane, Passed, Process, Progress, ServedRun, arrive
+from simulator.studies.serving.engine import Engine, Lane, Passed, Process, Progress, ServedRun, arrive
 from simulator.studies.serving.limits import Limits, RequestState
 from simulator.studies.serving.workload import NO_USERS, Request, Requests, Users
 

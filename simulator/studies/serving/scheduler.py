@@ -75,6 +75,7 @@ class Scheduler:
         self._since = 0  # steps that decoded since requests were last admitted
         self._pieces: list[tuple[RequestState, Chunk]] = []
         self._begun: list[RequestState] = []  # whose first token the step makes by decoding
+        self._refused = False  # the first that waits finds too few blocks, until a request leaves
 
     @property
     def used_blocks(self) -> int:
@@ -92,7 +93,7 @@ class Scheduler:
     @property
     def undisturbed(self) -> bool:
         """The current step only decodes, no request that waits could join it, and none finishes with it."""
-        joins = self.waiting and len(self.running) < self.limits.max_sequences
+        joins = self.waiting and not self._refused and len(self.running) < self.limits.max_sequences
         return not (self._pieces or self._begun or joins or self._finish.get(self._step))
 
     def alike(self, most: int) -> int:
@@ -121,7 +122,7 @@ class Scheduler:
 
     def next_batch(self) -> Batch | None:
         """What the next step computes; None if there is nothing to do."""
-        self._pieces, self._begun, self._decodes = [], [], 0
+        self._pieces, self._begun, self._decodes, self._refused = [], [], 0, False
         self._take_over()
         if self.limits.apart:
             had_room = self._make_room()
@@ -293,7 +294,8 @@ class Scheduler:
             needed, spare = at_end, int(self.limits.reserved * max(0, self._final - self.used_blocks))
         else:
             needed, spare = blocks, int(WATERMARK * self.limits.num_blocks)
-        if needed + begins + (spare if self.running else 0) > self.free:
+        self._refused = needed + begins + (spare if self.running else 0) > self.free
+        if self._refused:
             return False
         self._shared += begins
         self.waiting.popleft()
