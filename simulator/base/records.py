@@ -134,9 +134,9 @@ class Nested(Strict):
         return frozenset(found)
 
     def value(self, name: str) -> Any:  # noqa: ANN401  of any field
-        """The field of that flat name, or of a path of keys that begins with one."""
+        """The field of that flat name, or a record, or of a path of keys that begins with one."""
         first, *rest = name.split(".")
-        return attrgetter(".".join((self.flat_names[first], *rest)))(self)
+        return attrgetter(".".join((self.flat_names.get(first, first), *rest)))(self)
 
     def copy_with(self, **changes: Any) -> Self:  # noqa: ANN401  of any field
         """A copy in which the fields of these flat names differ. They are not validated."""

@@ -227,7 +227,7 @@ def sizes_of(text: str, factor: float) -> tuple[int, ...]:
         raise InputError.at("--size", f"from {low} to {high} bytes", "1B:1PiB at most, in order")
     sizes = [low]
     while sizes[-1] < high and len(sizes) <= _MOST_SIZES:
-        sizes.append(min(max(sizes[-1] + 1, int(sizes[-1] * factor)), high))
+        sizes.append(max(sizes[-1] + 1, int(min(sizes[-1] * factor, high))))
     if len(sizes) > _MOST_SIZES:
         raise InputError.at("--factor", f"more than {_MOST_SIZES} sizes", "a larger factor")
     return tuple(sizes)

@@ -161,11 +161,18 @@ def study_of(loaded: ServingStudy, options: Mapping[str, Any]) -> ServingSearch:
 
 
 def _progress_line() -> Callable[[Progress], None]:
-    """Progress and elapsed time."""
+    """Progress, elapsed time, and what is left of the step that it is at."""
     line, since = StatusLine(), time.monotonic()
+    last_s = step_s = since
 
     def show_progress(progress: Progress) -> None:
+        nonlocal last_s, step_s
+        now = time.monotonic()
+        step_s = last_s if progress.done == 1 else step_s
+        last_s = now
         best = "" if progress.best is None else f", fewest so far {progress.best:,.0f} GPUs"
-        line.show(f"{progress.phase}: {progress.done:,} plays{best}, {format_seconds(time.monotonic() - since)}")
+        left = format_seconds((now - step_s) * ((progress.total or 0) / progress.done - 1))
+        stage = f"{progress.phase}: {progress.done:,} of {progress.total or 0:,} for engines of this size"
+        line.show(f"{stage}{best}, {format_seconds(now - since)}, some {left} left")
 
     return show_progress

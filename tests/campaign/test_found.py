@@ -222,6 +222,9 @@ REFUSED = {
     f"export {_GPT2} --seq-len 256 --num-micro-batches 100000 --pp 2 --to chakra -o traces": " nodes (at most 2,000,000)",
     f"predict {_GPT2} --set stack.kernels.loss_metrics=2147483647": "must be at most 100",
     f"predict {_GPT2} --set model.num_layers=5000": "must be at most 4096",
+    f"predict {_GPT2} --set stack.kernels=[]": "stack.kernels: must be a table; it is the list []",
+    f"compare {_GPT2} --what-if plan.tp=2 --set cluster.device=[]": "cluster.device: must be a table; it is the list []",
+    f"predict {_GPT2} --set cluster.fabric.speed=1e-320": "cluster.fabric.speed: must be at least 1e-06",
     "replay docs/examples/study.toml": "it is no snapshot: neither a pickle nor JSON",
 }  # fmt: skip
 
@@ -235,6 +238,16 @@ def test_what_is_refused_is_named_with_its_key_and_what_would_be_right(
     monkeypatch.chdir(ROOT)
     assert main(command.split()) == 3
     assert REFUSED[command] in capsys.readouterr().err
+
+
+# What a sweep of each key and flag found: a record of the plan set as a whole, and steps of sizes beyond all numbers
+ANSWERED = (f"predict {_GPT2} --seq-len 256 --brief --set plan.fsdp={{}}", "collective all_reduce --gpus 16xa100 --size 1MB:4MB --factor 1e308")  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ANSWERED)
+def test_a_value_that_was_a_traceback_is_answered(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command.split()) == 0
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("filler", [b" ", b"\n", b","])

@@ -11,6 +11,7 @@ from simulator.cli import progress
 from simulator.cli.place import _progress
 from simulator.cli.progress import StatusLine
 from simulator.cli.search import _ProgressLine
+from simulator.cli.serve_search import _progress_line
 from simulator.predict import predict
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -33,6 +34,24 @@ def test_a_log_gets_a_line_after_ten_seconds_and_every_half_minute(
         clock[0] += 1.0
         line.show(f"{done} of 100", last=done == 100)
     assert capsys.readouterr().err == "10 of 100\n40 of 100\n70 of 100\n100 of 100\n"
+
+
+def test_a_search_of_servers_says_how_long_each_of_its_steps_takes(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = _progress_line()
+    told = [
+        (6, Progress("survey", 1, 4)),
+        (6, Progress("survey", 2, 4)),  # 12 s for a half
+        (30, Progress("plays", 1, 3, best=16)),  # 30 s for a third
+    ]
+    for seconds, one in told:
+        clock[0] += seconds
+        line(one)
+    assert capsys.readouterr().err.splitlines() == [
+        "survey: 2 of 4 for engines of this size, 12.0 s, some 12.0 s left",
+        "plays: 1 of 3 for engines of this size, fewest so far 16 GPUs, 42.0 s, some 60.0 s left",
+    ]
 
 
 def test_a_search_says_how_long_survey_and_budget_take(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.records import Nested
@@ -206,8 +206,11 @@ def _leaf_faults(root: type[Strict], override: Override) -> list[Fault]:
     if model_at(root, override.path) is not None and table:
         return []  # a table set as a whole
     annotation: Any = Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
+    alone = isinstance(info.annotation, type) and issubclass(
+        info.annotation, BaseModel
+    )  # which has its own configuration
     try:
-        TypeAdapter(annotation, config=_LEAF).validate_python(override.value, context=FROM_FILE)
+        TypeAdapter(annotation, config=None if alone else _LEAF).validate_python(override.value, context=FROM_FILE)
     except ValidationError as exc:
         return faults_of(exc, override.flag, leaf=info.annotation)
     return []

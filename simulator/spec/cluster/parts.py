@@ -136,8 +136,8 @@ class Fabric(Strict):
     above: Annotated[tuple[FabricLevel, ...], Field(strict=False)] = ()
     measured: Annotated[tuple[Bandwidth, ...], BeforeValidator(_measured)] = ()
     confirmed: bool = False
-    speed: float = Field(gt=0, le=1e6, default=1.0)
-    wait: float = Field(gt=0, le=1e6, default=1.0)
+    speed: float = Field(ge=1e-6, le=1e6, default=1.0)
+    wait: float = Field(ge=1e-6, le=1e6, default=1.0)
     in_network: bool | None = None
     nic_collectives: bool | None = None
     nic_compression: float | None = Field(ge=1, le=100, default=None)

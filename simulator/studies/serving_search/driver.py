@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import product
 
 from simulator.spec.prices import Price, Prices
 from simulator.studies.search.driver import Progress
@@ -150,7 +152,7 @@ class _Run:
         limit = self._limit
         tasks = [Task("survey", key_of(one), roles) for one in some if one.engine_devices <= limit]
         self._became["pruned"] += len(roles) * (len(some) - len(tasks))
-        for found in map(survey_of, self._workers.answers(tasks)):
+        for found in map(survey_of, self._workers.answers(tasks, partial(self._report_progress, "survey"))):
             known = self.surveys.get(found.layout, found)
             self.surveys[found.layout] = replace(
                 found,
@@ -162,7 +164,6 @@ class _Run:
                 self._became["too_large"] += len(roles)
             else:
                 self._became["too_slow"] += sum(role not in found.least for role in roles)
-        self._report_progress("survey")
 
     def _sides(self, some: Sequence[InferencePlan], role: Role, spare: int = 0) -> list[Side]:
         """Those that may be in the table, with numbers of engines that take the rate. spare: GPUs that another pool takes."""
@@ -183,13 +184,12 @@ class _Run:
     def _fewest(self, sides: Sequence[Side], role: Role) -> list[Fewest]:
         """Of each; their plays are known from then on."""
         tasks = [Task("fewest", key_of(side.layout), (role,), side.counts) for side in sides]
-        found = [fewest_of(data) for data in self._workers.answers(tasks)]
+        found = [fewest_of(data) for data in self._workers.answers(tasks, partial(self._report_progress, "plays"))]
         for one in found:
             self._plays += len(one.plays)
             for play in one.plays:
                 self._player.know(play)
             self._became["missed" if one.engines is None else "met"] += 1
-        self._report_progress("plays")
         return found
 
     def _singles(self, some: Sequence[InferencePlan]) -> None:
@@ -214,10 +214,10 @@ class _Run:
         prompts = self._enough([one for one in self.space.prompts if one.engine_devices <= size], "prefill", spare[0])
         cheapest = min((side.least_devices for side in prompts), default=0)
         engines = [one for one in self.space.engines if one.engine_devices <= size] if prompts else []
-        for side in self._enough(engines, "decode", cheapest):
-            for other in prompts:
-                self._pair(other, side)
-        self._report_progress("pairs")
+        answers = self._enough(engines, "decode", cheapest)
+        for number, (side, other) in enumerate(product(answers, prompts), 1):
+            self._pair(other, side)
+            self._report_progress("pairs", number, len(answers) * len(prompts))
 
     def _pair(self, prompts: Side, answers: Side) -> None:
         """Its best ratio, where that may be in the table and has not been looked for."""
@@ -288,6 +288,7 @@ class _Run:
             pair = pair_answer(self._player, of_key(prompts), of_key(answers), (p, d))
             self._missed(pair if pair and pair.num_devices <= self.study.most_devices else None)
 
-    def _report_progress(self, phase: str) -> None:
+    def _report_progress(self, phase: str, done: int, total: int) -> None:
+        """Of engines of one size."""
         best = min((one.num_devices for one in self.answers), default=None)
-        self._tell(Progress(phase, self._plays, None, best))
+        self._tell(Progress(phase, done, total, best))

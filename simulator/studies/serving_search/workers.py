@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,15 +22,18 @@ class Workers:
         self._known = notes.known() if notes is not None else {}
         self._workers = WorkerPool(jobs, _begin, (study,)) if jobs > 1 else None
 
-    def answers(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-        """Of each task."""
+    def answers(
+        self, tasks: Sequence[Task], told: Callable[[int, int], None] = lambda *_: None
+    ) -> list[dict[str, Any]]:
+        """Of each task. told: hears how many of how many are done."""
         missing = [task for task in tasks if task.key not in self._known]
         if self._workers is not None:
             found = self._workers.mapped(_run, missing, chunk=1)
         else:
             found = (task.run(self.player) for task in missing)
-        for task, answer in zip(missing, found, strict=True):
+        for done, (task, answer) in enumerate(zip(missing, found, strict=True), 1):
             self._known[task.key] = answer
+            told(done, len(missing))
             if self._notes is not None:
                 self._notes.keep(task, answer)
         return [self._known[task.key] for task in tasks]
