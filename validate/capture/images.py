@@ -16,6 +16,8 @@ SIDE: Final = 448  # pixels, of towers that take images of any size
 _GRIDS: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 # Towers that take square images of one size
 _SQUARES: Final = ("llava", "internvl", "gemma3", "paligemma", "mistral3")
+# Towers that take an image beside its tiles, which its shape says; in rows with a trained one behind each
+_TILES: Final = ("llava_next", "llava_onevision")
 _CROSSES: Final = ("mllama",)  # layers of the decoder attend to the image, which takes one token
 
 
@@ -30,12 +32,12 @@ class Images:
     def __init__(self, model: Any, count: int, side: int) -> None:
         config = model.config
         self.kind, self.count, vision = config.model_type, count, config.vision_config
-        if self.kind not in (*_GRIDS, *_SQUARES, *_CROSSES):
-            known = ", ".join((*_GRIDS, *_SQUARES, *_CROSSES))
+        if self.kind not in (*_GRIDS, *_SQUARES, *_TILES, *_CROSSES):
+            known = ", ".join((*_GRIDS, *_SQUARES, *_TILES, *_CROSSES))
             raise RefusedError(f"images of {self.kind} are not known, but of {known}: --images 0 trains it on text")
         own = getattr(vision, "image_size", None)
         own = own[0] if isinstance(own, list | tuple) else own
-        if own and side not in (0, own) and self.kind not in _GRIDS:
+        if own and side not in (0, own) and self.kind not in (*_GRIDS, *_TILES):
             raise RefusedError(f"its tower takes images of {own} pixels a side, not {side}")
         self.side, self.patch = (side or SIDE) if self.kind in _GRIDS else own, vision.patch_size
         self.merge = getattr(vision, "spatial_merge_size", 1)
@@ -51,13 +53,13 @@ class Images:
         elif self.kind == "mistral3":
             self.num_tokens = (self.side // self.patch // config.spatial_merge_size) ** 2
         else:
+            self.grids, self.whole = getattr(config, "image_grid_pinpoints", ()), side or SIDE
             self.num_tokens = self._asked(model)
 
     def _asked(self, model: Any) -> int:
         """Tokens that the tower makes of one image."""
-        image = torch.empty(1, 3, self.side, self.side, device=next(model.parameters()).device)
         with torch.no_grad():
-            found = model.get_image_features(pixel_values=image)
+            found = model.get_image_features(**self._pictures(1, next(model.parameters()).device))
         features = found.last_hidden_state if found.pooler_output is None else found.pooler_output
         each = features if isinstance(features, list | tuple) else [features]
         return sum(one.numel() // one.shape[-1] for one in each)
@@ -88,7 +90,9 @@ class Images:
                 "aspect_ratio_mask": torch.ones(tiles, **ones),
                 "cross_attention_mask": torch.ones(sequences, length, self.count, self.tiles, **ones),
             }
-        pixels = torch.randn(images, 3, self.side, self.side, device=device)
+        if self.kind in _TILES:
+            return self._pictures(images, device)
+        pixels = self._pictures(images, device)["pixel_values"]
         if self.kind == "mistral3":
             return {
                 "pixel_values": pixels,
@@ -96,3 +100,14 @@ class Images:
             }
         typed = self.kind in ("gemma3", "paligemma")
         return {"pixel_values": pixels, **({"token_type_ids": (ids == self.token).long()} if typed else {})}
+
+    def _pictures(self, images: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """Of so many images, their pixels; of their tiles, and how large the images are, where they are cut."""
+        if self.kind not in _TILES:
+            return {"pixel_values": torch.randn(images, 3, self.side, self.side, device=device)}
+        from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
+
+        sizes = torch.tensor([[self.whole, self.whole]] * images)  # on the host, where the model asks for them
+        inputs = image_size_to_num_patches([self.whole, self.whole], self.grids, self.side)
+        pixels = torch.randn(images, inputs, 3, self.side, self.side, device=device)
+        return {"pixel_values": pixels, "image_sizes": sizes}
