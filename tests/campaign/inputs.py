@@ -301,13 +301,15 @@ LEARNED = json.dumps(
 
 
 def configs() -> dict[str, bytes]:
-    """A config.json of each architecture's kind: attention, experts, state spaces."""
+    """A config.json of each architecture's kind: attention, experts, state spaces, images in tiles."""
     with (ROOT / "tests" / "data" / "configs" / "families.toml").open("rb") as file:
         every = [one["keys"] for one in tomllib.load(file)["config"]]
     # TOML has no null
     by_type = {keys["model_type"]: json.dumps(keys).replace('"null"', "null").encode() for keys in every}
+    towers = json.loads((ROOT / "tests" / "data" / "configs" / "towers.json").read_text(encoding="utf-8"))
+    by_type |= {one["config"]["model_type"]: json.dumps(one["config"]).encode() for one in towers}
     return {
         name: by_type[name]
-        for name in ("mixtral", "deepseek_v2", "gpt2", "gemma3_text", "nemotron_h")
+        for name in ("mixtral", "deepseek_v2", "gpt2", "gemma3_text", "nemotron_h", "llava_next", "smolvlm")
         if name in by_type
     }

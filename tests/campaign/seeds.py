@@ -91,7 +91,8 @@ def _described() -> Iterator[Seed]:
     yield _of("config.json", "predict --model config.json --cluster hgx-h100-8 --plain", "config.json")
     yield _of("model file", "predict --model mine.toml --cluster hgx-h100-8 --json", **{"mine.toml": inputs.MODEL})
     for model, keys in inputs.configs().items():
-        yield _of(f"config.json of {model}", "predict --model config.json --cluster hgx-h100-8 --nodes 32 --zero 3 --seq-len 512 --json", **{"config.json": keys})  # fmt: skip
+        length = 4096 if b"vision_config" in keys else 512  # an image's tiles take thousands of places
+        yield _of(f"config.json of {model}", f"predict --model config.json --cluster hgx-h100-8 --nodes 32 --zero 3 --seq-len {length} --json", **{"config.json": keys})  # fmt: skip
     for name in ("olmoe-1b-7b", "nemotron-h-8b", "deepseek-v2-lite"):
         shape = (TOPOLOGIES / "models" / f"{name}.toml").read_bytes()
         yield _of(f"model {name}", "predict --model mine.toml --gpus 16xh200 --zero 3 --seq-len 512 --json", **{"mine.toml": shape})  # fmt: skip

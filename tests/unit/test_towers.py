@@ -129,7 +129,7 @@ WORDS = {
 def tiled(kind: str, folder: Path, patch_size: int = 8, **keys: object) -> tuple[Model, dict[str, Any]]:
     """A small model whose images are cut into tiles of 48 pixels, and its file."""
     config = {"model_type": kind, **TILED[kind], "text_config": {"model_type": "llama", **WORDS}, **keys}
-    config["vision_config"] = {**config["vision_config"], **EYES, "patch_size": patch_size}
+    config["vision_config"] = {**EYES, "patch_size": patch_size, **config["vision_config"]}
     (folder / "config.json").write_text(json.dumps(config))
     return Model.load(folder), config
 
@@ -200,6 +200,8 @@ def test_transformers_has_as_many_tiles_tokens_and_flop(kind: str, side: int, tm
     ("llava_onevision", {"vision_feature_select_strategy": "default"}, "without the first patch, .*full"),
     ("llava_onevision", {"vision_aspect_ratio": "pad"}, "vision_aspect_ratio: 'pad' is not known .anyres_max_9"),
     ("llava_onevision", {"vision_config": {"model_type": "siglip_vision_model"}}, "vision_use_head: a head .*false"),
+    ("llava_next", {"vision_config": {"model_type": "clip_vision_model", "image_size": 0}}, "image_grid_pinpoints: is not a value that can stand here"),
+    ("idefics3", {"vision_config": {"image_size": 0, "size": {"longest_edge": 9}}}, "vision_config: size.longest_edge: is not"),
     ("idefics3", {"scale_factor": "two"}, "config.json: scale_factor: 'two' is not a positive integer"),
     ("idefics3", {"vision_config": {"size": {"longest_edge": "wide"}}}, "vision_config: size.longest_edge"),
 ])  # fmt: skip

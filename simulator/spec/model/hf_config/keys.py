@@ -155,7 +155,7 @@ class Keys:
             return FUNCTIONS[name](*values)
         except WrongValueError as wrong:
             raise self._at_operand(wrong, arguments) from None
-        except (TypeError, ValueError, OverflowError):
+        except (TypeError, ValueError, ArithmeticError):
             raise self._at_operand(WrongValueError("is not a value that can stand here"), arguments) from None
 
 
