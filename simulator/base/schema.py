@@ -10,6 +10,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, get_args
 
@@ -201,7 +202,11 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A remedy: the known names nearest to `name`, or all where none is near; empty where that would be more than a few lines."""
-    names = sorted(known)
+    return _nearest(name, tuple(sorted(known)))
+
+
+@lru_cache(maxsize=1000)  # a table's column may hold one wrong word in each of its rows
+def _nearest(name: str, names: tuple[str, ...]) -> str:
     listed = f"known: {', '.join(names)}" if 0 < len(names) <= _MANY else ""
     return did_you_mean(close_names(name, names)) or listed
 
