@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import shlex
@@ -119,12 +120,14 @@ def test_the_name_of_a_file_that_was_written_is_spelled_out(tmp_path: Path) -> N
 @pytest.mark.parametrize("closed", ["2>&-", "2>&- 0<&-"])
 def test_nobody_listens_to_stderr(tmp_path: Path, closed: str) -> None:
     """The answer comes all the same, and no file that is written has the number that stderr had."""
-    command = f"{shlex.join([sys.executable, '-m', 'simulator.cli', *PREDICT.split(), '--trace', 't.json'])} {closed}"
+    command = (
+        f"{shlex.join([sys.executable, '-m', 'simulator.cli', *PREDICT.split(), '--trace', 't.json.gz'])} {closed}"
+    )
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, stdout=subprocess.PIPE, env=variables, check=False)
     assert done.returncode == 0
     assert b"step" in done.stdout
-    assert json.loads((tmp_path / "t.json").read_text())
+    assert json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))
 
 
 def test_a_process_that_may_open_no_more_files_says_so(capsys: pytest.CaptureFixture[str]) -> None:
