@@ -17,6 +17,7 @@ from itertools import product
 from typing import Any, Final, Protocol
 
 from simulator.base.errors import Collected, Fault, InputError
+from simulator.base.remembered import made_once
 from simulator.base.schema import nearest
 from simulator.parallel.legal import case_of
 from simulator.parallel.legality import RULES, Rule, Software, first_fault, software_of
@@ -272,9 +273,7 @@ class Space:
         """Candidates below a branch that was refused."""
         chosen, ranks = branch.fields, max(ranks, 1)
         key = (branch.cluster.num_nodes, chosen["pp"] == 1, chosen["zero"], chosen["tp"] * chosen["cp"], ranks)
-        if key not in self._sizes:
-            self._sizes[key] = sum(1 for _ in self.flows(branch)) * len(self.leaves(branch, ranks))
-        return self._sizes[key]
+        return made_once(self._sizes, key, lambda: sum(1 for _ in self.flows(branch)) * len(self.leaves(branch, ranks)))
 
     @cached_property
     def _sizes(self) -> dict[object, int]:

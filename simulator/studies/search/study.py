@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from typing_extensions import override
 
 from simulator.base.errors import InputError
+from simulator.base.remembered import made_once
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.software.stack import Stack
@@ -59,10 +60,7 @@ class SearchStudy:
     def context(self, cluster: Cluster, stack_name: str) -> SearchContext:
         """What plans under that stack on that many nodes share: files are read once, and times of kernels kept."""
         key = cluster.num_nodes, bool(cluster.exceptions), stack_name
-        found = self._contexts.get(key)
-        if found is None:
-            found = self._contexts[key] = self._context(cluster, stack_name)
-        return found
+        return made_once(self._contexts, key, self._context, cluster, stack_name)
 
     def _context(self, cluster: Cluster, stack_name: str) -> SearchContext:
         stack = self.stack or _stack(stack_name)
