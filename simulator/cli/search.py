@@ -361,12 +361,9 @@ def _points(found: Front) -> list[Point]:
     for row in found.rows:
         if row.best is None or row.billion_tokens is None:
             continue
-        o = row.best.outcome
-        assert o.step_s is not None
-        assert o.low_s is not None
-        assert o.high_s is not None
-        label = counted(o.num_devices, "GPU")
+        label = counted(row.best.outcome.num_devices, "GPU")
+        time_s, low_s, high_s = row.best.outcome.interval_s
         points.append(
-            Point(label=label, time=o.step_s, low=o.low_s, high=o.high_s, money=row.billion_tokens, best=row.on_front)
+            Point(label=label, time=time_s, low=low_s, high=high_s, money=row.billion_tokens, best=row.on_front)
         )
     return points

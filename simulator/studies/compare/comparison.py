@@ -16,10 +16,10 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.spec.prices import Kind, Prices, cost
+from simulator.spec.prices import AtPrice, Prices, cost
 from simulator.spec.software.stack import Stack
 from simulator.studies.compare.ablations import Gain, ablated, ablated_program
-from simulator.studies.search.front import pareto
+from simulator.studies.search.front import SECONDS_PER_DAY, pareto
 from simulator.work.captured.capture import Capture
 
 SCHEMA_VERSION: Final = 2  # rises when a key is removed or changes its meaning; new keys do not raise it
@@ -199,18 +199,10 @@ def busy(counters: Telemetry) -> dict[str, dict[str, float]]:
     return {name: {"mean": use.mean, "peak": use.peak} for name, (use, _) in counters.busiest.items()}
 
 
-SECONDS_PER_DAY = 86_400
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class Cost(AtPrice):
     """Money of one price. run, run_days: of so many tokens, where asked for."""
 
-    kind: Kind
-    currency: str
-    date: str
-    source: str
-    gpu_hour: float
     step: float
     billion_tokens: float
     run: float | None = None
@@ -228,11 +220,7 @@ def costs_of(
         steps = run_tokens / tokens if run_tokens else None
         found.append(
             Cost(
-                kind=price.kind,
-                currency=prices.currency,
-                date=price.date,
-                source=price.source,
-                gpu_hour=price.gpu_hour,
+                **prices.told(price),
                 step=step,
                 billion_tokens=step / tokens * 1e9,
                 run=step * steps if steps else None,

@@ -54,7 +54,7 @@ def search_serving(
     jobs: processes. notes: a journal of finished parts. Raises PlanError where no layout is legal, InputError where a
     request is too long or the cluster has no price; SearchInterrupted on Ctrl-C.
     """
-    price = min(prices.of(study.cluster), key=lambda one: one.gpu_hour) if prices is not None else None
+    price = prices.cheapest(study.cluster) if prices is not None else None
     with Workers(study, jobs, notes) as workers:
         run = _Run(study, workers, tell)
         try:
