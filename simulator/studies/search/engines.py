@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
@@ -57,20 +57,17 @@ class _Batch:
 
     def __init__(self, start: Callable[[list[str]], Task]) -> None:
         self._start, self.keys = start, list[str]()
-        self._task: Task | None = None
-        self._outcomes: list[PlanOutcome] = []
-
-    @property
-    def started(self) -> bool:
-        return self._task is not None
+        self.task: Task | None = None
 
     def start(self) -> Task:
-        self._task = self._task or self._start(self.keys)
-        return self._task
+        self.task = self.task or self._start(self.keys)
+        return self.task
 
-    def result(self, index: int) -> PlanOutcome:
-        self._outcomes = self._outcomes or self.start().result()
-        return self._outcomes[index]
+    @cached_property
+    def outcomes(self) -> list[PlanOutcome]:
+        """When they are there."""
+        found: list[PlanOutcome] = self.start().result()
+        return found
 
 
 class _Batches:
@@ -82,13 +79,14 @@ class _Batches:
 
     def add(self, key: str, together: int) -> Task:
         """The outcome of one, in a task of at most so many."""
-        if self._last.started:
+        if self._last.task is not None:
             self._last = _Batch(self._start)
         batch = self._last
+        index = len(batch.keys)
         batch.keys.append(key)
         if len(batch.keys) >= together:
             batch.start()
-        return _Here(partial(batch.result, len(batch.keys) - 1))
+        return _Here(lambda: batch.outcomes[index])
 
 
 class Serial:
