@@ -182,7 +182,9 @@ def command(
     with Collected(faults):
         run = read_run(study, run_flags, of_run)
     with Collected(faults):
-        listed = _prices_of({"prices": prices, "price_kind": price_kind}, loaded)
+        listed = loaded_prices({"prices": prices, "price_kind": price_kind})
+        if loaded is not None and listed is not None:
+            listed.of(loaded.cluster)  # refused where the cluster has none
     with Collected(faults):
         offers = checked_offers(spot, loaded, most_price)
     if loaded is None or run is None or faults:
@@ -219,14 +221,6 @@ def _energy(study: Study, prediction: Prediction, answer: Goodput) -> RunEnergy:
 
     found = energy_of((study.energy or Energy()).model_copy(update={"caps_w": ()}), prediction, *study.parts)
     return energy_of_run(found, study.cluster.device, answer.steps, sum(part.seconds for part in answer.parts))
-
-
-def _prices_of(options: Mapping[str, Any], study: Study | None) -> Prices | None:
-    """Raises InputError where the cluster has none."""
-    listed = loaded_prices(options)
-    if study is not None and listed is not None:
-        listed.of(study.cluster)
-    return listed
 
 
 def read_run(study: Path | None, flags: Mapping[str, str], settings: Sequence[str] = ()) -> LongRun:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -235,15 +235,11 @@ def _choose_stacks(fixed: dict[str, tuple[object, ...]], text: str | None) -> li
     if not fixed["stack"]:
         remedy = "a stack, several with commas, or no --stack for the usual four"
         return [Fault("--stack", "names none", remedy)] if text is not None else []
-    return [fault for name in fixed["stack"] for fault in _stack_faults(str(name))]
-
-
-def _stack_faults(name: str) -> Sequence[Fault]:
-    try:
-        Stack.load(name)
-    except InputError as exc:
-        return exc.faults
-    return ()
+    faults: list[Fault] = []
+    for name in fixed["stack"]:
+        with Collected(faults):
+            Stack.load(str(name))
+    return faults
 
 
 def _clusters(cluster: Cluster, nodes: str | None, most: int | None) -> tuple[Cluster, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from simulator.play.lower import lowered
@@ -125,11 +125,17 @@ def compare(
     rows: list[Compared] = []
     for subject in subjects:
         prediction = subject.predicted()
-        gains = _gains(subject, prediction) if ablate else ()
-        row = compared(subject, prediction, rows[0] if rows else None, gains)
-        costs = costs_of(prediction, subject.cluster, subject.prices, run_tokens) if subject.prices else ()
-        counters = subject.counters(prediction) if count else None
-        rows.append(replace(row, costs=costs, counters=counters, served_tokens_per_s=subject.served(prediction)))
+        rows.append(
+            Compared(
+                subject=subject,
+                prediction=prediction,
+                against_first=_against(subject, prediction, rows[0]) if rows else None,
+                gains=_gains(subject, prediction) if ablate else (),
+                costs=costs_of(prediction, subject.cluster, subject.prices, run_tokens) if subject.prices else (),
+                counters=subject.counters(prediction) if count else None,
+                served_tokens_per_s=subject.served(prediction),
+            )
+        )
     return Comparison(rows=tuple(rows))
 
 
@@ -145,17 +151,10 @@ def _gains(subject: Subject, prediction: Prediction) -> tuple[Gain, ...]:
     return ablated(subject.model, subject.plan, subject.cluster, inputs, stack, prediction)
 
 
-def compared(
-    subject: Subject, prediction: Prediction, first: Compared | None, gains: tuple[Gain, ...] = ()
-) -> Compared:
+def _against(subject: Subject, prediction: Prediction, first: Compared) -> Difference:
     """A subject's prediction against the first's, by seconds a token."""
-    against = None
-    if first is not None:
-        mine, theirs = _timed(subject, prediction), _timed(first.subject, first.prediction)
-        if subject.same_software(first.subject):
-            mine, theirs = sharing(mine, theirs)
-        against = difference(mine, theirs)
-    return Compared(subject=subject, prediction=prediction, against_first=against, gains=gains)
+    mine, theirs = _timed(subject, prediction), _timed(first.subject, first.prediction)
+    return difference(*(sharing(mine, theirs) if subject.same_software(first.subject) else (mine, theirs)))
 
 
 def _timed(subject: Subject, prediction: Prediction) -> Timed:

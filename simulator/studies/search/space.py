@@ -225,7 +225,7 @@ class Space:
             plan = Plan(**fields)
         except ValueError as exc:
             return None, Fault(place="plan", problem=str(exc))
-        stack = _stack(plan.stack)
+        stack = loaded_stack(plan.stack)
         software = software_of(stack.framework, plan.implementation)
         case = case_of(self.model, plan, branch.cluster, stack, software if software.name in _SELECTIVE else None)
         return plan, first_fault(case, rules)
@@ -289,12 +289,13 @@ class Space:
 
     def _software(self, chosen: Fields) -> Software:
         """The framework that runs what is chosen."""
-        framework = _stack(chosen.get("stack", Plan().stack)).framework
+        framework = loaded_stack(chosen.get("stack", Plan().stack)).framework
         return software_of(framework, chosen.get("data_parallel"))
 
 
 @lru_cache(maxsize=64)
-def _stack(name: str) -> Stack:
+def loaded_stack(name: str) -> Stack:
+    """By its name; read once."""
     return Stack.load(name)
 
 
