@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from threading import get_ident
-from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.processes import RETRIES, pool
@@ -29,7 +28,7 @@ class Task(Protocol):
     def result(self) -> Any: ...  # noqa: ANN401  of the task's own type
 
 
-class Engine(Protocol):
+class Engine(AbstractContextManager["Engine"], Protocol):
     """Runs surveys and evaluations of one study. width: how many it keeps busy."""
 
     width: int
@@ -38,11 +37,6 @@ class Engine(Protocol):
     def evaluate(self, key: str, together: int = 1) -> Task:
         """A plan's outcome. together: as many plans as one task may have, which waits for them until a result is asked for."""
         ...
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +83,7 @@ class _Batches:
         return _Here(lambda: batch.outcomes[index])
 
 
-class Serial:
+class Serial(AbstractContextManager["Serial"]):
     """This process: nothing is started."""
 
     def __init__(self, study: SearchStudy) -> None:
@@ -102,14 +96,11 @@ class Serial:
     def evaluate(self, key: str, together: int = 1) -> Task:  # noqa: ARG002  nothing is sent
         return _Here(partial(evaluate, self._study, key))
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         pass
 
 
-class Processes:
+class Processes(AbstractContextManager["Processes"]):
     """A pool of processes, each making its study once. If one dies, a new pool runs what was lost."""
 
     def __init__(self, study: SearchStudy, jobs: int) -> None:
@@ -141,9 +132,6 @@ class Processes:
             broken.shutdown(wait=False, cancel_futures=True)
             self._pool = self._start()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._pool.shutdown(wait=kind is None, cancel_futures=True)  # nothing runs at a search's end: no race at exit
 
@@ -169,7 +157,7 @@ _LOOK_S: Final = 5.0  # between two looks at who is there
 _ALONE_S: Final = 30.0  # that a search waits for a worker
 
 
-class Dask:
+class Dask(AbstractContextManager["Dask"]):
     """A dask.distributed cluster. A task of a worker that died runs again on another: outcomes do not depend on where."""
 
     def __init__(self, study: SearchStudy, scheduler: str) -> None:
@@ -196,9 +184,6 @@ class Dask:
 
     def evaluate(self, key: str, together: int = 1) -> Task:
         return self._batches.add(key, together)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError, TimeoutError):
