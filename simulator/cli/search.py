@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -118,8 +117,8 @@ def command(*, journal: Path | None, exported: Path | None, **options: Any) -> i
     kit = _kit(options)
     study = _study(options)
     if options["sizes"]:
-        return run_front(study, options | {"exported": exported}, journal, _engine, _ProgressLine())
-    refuse_without_front(options)
+        return run_front(study, options | {"exported": exported}, journal)
+    InputError.raise_for(strays(options, ("prices", "price_kind", "run_tokens", "days", "plot"), "--front"))
     if exported is not None:
         check_export(exported)
     interrupted = False
@@ -292,24 +291,12 @@ class _ProgressLine:
 
 
 # `shardwise search --front`: the quickest plan of each number of nodes, time against cost.
-def refuse_without_front(options: dict[str, Any]) -> None:
-    """Raise InputError for options that need --front."""
-    InputError.raise_for(strays(options, ("prices", "price_kind", "run_tokens", "days", "plot"), "--front"))
-
-
-def run_front(
-    study: SearchStudy,
-    options: dict[str, Any],
-    journal: Path | None,
-    engine: Callable[[SearchStudy, dict[str, Any]], Engine],
-    on_progress: Callable[[Progress], None],
-) -> int:
+def run_front(study: SearchStudy, options: dict[str, Any], journal: Path | None) -> int:
     """Search every size, print, draw."""
     prices, tokens = _judged(options)
+    engine_of = partial(_engine, options=options)
     try:
-        found = front(
-            study, lambda one: engine(one, options), journal, prices=prices, run_tokens=tokens, on_progress=on_progress
-        )
+        found = front(study, engine_of, journal, prices=prices, run_tokens=tokens, on_progress=_ProgressLine())
     except Interrupted:
         return ExitCode.INTERRUPTED
     days, plot = options["days"], options["plot"]
