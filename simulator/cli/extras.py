@@ -57,6 +57,8 @@ class Extras:
     @property
     def sections(self) -> list[tuple[str, RenderableType]]:
         """Of the text."""
+        if self == Extras():  # a prediction alone loads none of their modules
+            return []
         from simulator.formats.writers import extras_text as text
 
         found: list[tuple[str, Any, Callable[[Any], RenderableType]]] = [

@@ -148,10 +148,10 @@ class Player:
     def transfers(self, prompts: InferencePlan, layout: InferencePlan, *, near: bool) -> tuple[list[float], float]:
         """(seconds of each counted request's cache on the links, requests a second that one engine's links take)."""
         key = key_of(prompts), key_of(layout), near
-        return made_once(self._transfers, key, self._transferred, pooled(prompts, layout, 1, 1), near=near)
+        return made_once(self._transfers, key, self._transferred, prompts, layout, near=near)
 
-    def _transferred(self, plan: InferencePlan, *, near: bool) -> tuple[list[float], float]:
-        study = self.study
+    def _transferred(self, prompts: InferencePlan, layout: InferencePlan, *, near: bool) -> tuple[list[float], float]:
+        study, plan = self.study, pooled(prompts, layout, 1, 1)
         made = Transfers(study.model, plan, study.seen, study.stack, study.numbers[1], near=near)
         moved = [made.seconds(r.prompt_tokens) if r.output_tokens > 1 else 0.0 for r in self.counted]
         return moved, link_capacity(made, self.requests)
