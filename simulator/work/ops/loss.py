@@ -115,8 +115,7 @@ def _shifted(g: Graph, s: OpContext, logits: Value) -> Value:
             saved=(rows,),
             overwrites=(rows,),
         )
-    g.hold("shifted.scope", [*([logits] if kind.startswith("fp32_shifted") else []), wide, rows, loss])
-    return loss
+    return g.hold("shifted.scope", [*([logits] if kind.startswith("fp32_shifted") else []), wide, rows, loss])
 
 
 def _log_softmax(g: Graph, s: OpContext, wide: Value, logits: Value | None = None) -> Value:
@@ -189,8 +188,7 @@ def _picked(
         grads=(log_probs,),
         backward_temporary_bytes=backward_temporary_bytes,
     )
-    g.hold("loss.scope", [*([logits] if logits else []), loss])
-    return loss
+    return g.hold("loss.scope", [*([logits] if logits else []), loss])
 
 
 def _one_kernel(g: Graph, s: OpContext, logits: Value) -> Value:
@@ -207,8 +205,7 @@ def _one_kernel(g: Graph, s: OpContext, logits: Value) -> Value:
         saved=(logits, sums),
         forward_exchanges=_rows(s, 1),
     )
-    g.hold("loss.scope", [logits, loss])
-    return loss
+    return g.hold("loss.scope", [logits, loss])
 
 
 def _in_place(g: Graph, s: OpContext, logits: Value) -> Value:
@@ -218,7 +215,7 @@ def _in_place(g: Graph, s: OpContext, logits: Value) -> Value:
     """
     size = logits.num_bytes
     loss, sums = g.value("loss", s.tokens, "fp32"), g.value("maxima_and_sums", 3 * s.tokens, "fp32")
-    g.op(
+    return g.op(
         "cross_entropy",
         "loss",
         inputs=(logits,),
@@ -228,7 +225,6 @@ def _in_place(g: Graph, s: OpContext, logits: Value) -> Value:
         saved=(logits,),
         overwrites=(logits,),
     )
-    return loss
 
 
 def _megatron(g: Graph, s: OpContext, logits: Value) -> Value:
@@ -250,8 +246,7 @@ def _megatron(g: Graph, s: OpContext, logits: Value) -> Value:
         forward_temporary_bytes=f,
         forward_exchanges=_rows(s, 5),
     )
-    g.hold("loss.scope", [logits, loss])
-    return loss
+    return g.hold("loss.scope", [logits, loss])
 
 
 # What Megatron's unfused loss launches of a number a row, beside its passes over the logits: forward the target's mask
@@ -286,8 +281,7 @@ def _megatron_unfused(g: Graph, s: OpContext, logits: Value) -> Value:
         saved=(probs,),
         forward_exchanges=_rows(s, 7),
     )
-    g.hold("loss.scope", [logits, loss])
-    return loss
+    return g.hold("loss.scope", [logits, loss])
 
 
 def _beside(g: Graph, s: OpContext, logits: Value) -> Value:
@@ -297,7 +291,7 @@ def _beside(g: Graph, s: OpContext, logits: Value) -> Value:
     """
     wide = g.cast(logits, "fp32", "logits.float", "loss")
     f, row, loss = wide.num_bytes, 8 * s.tokens, g.value("loss", s.tokens, "fp32")
-    g.op(
+    return g.op(
         "cross_entropy",
         "loss",
         inputs=(wide,),
@@ -313,4 +307,3 @@ def _beside(g: Graph, s: OpContext, logits: Value) -> Value:
         forward_temporary_bytes=f,
         forward_exchanges=_rows(s, 6),
     )
-    return loss

@@ -108,15 +108,13 @@ class Quantiser:
             return x
         numel = copy_bytes(self._recipe, x.numel)
         quantised = self._g.value(f"{self._name}.fp8", numel, "fp8")
-        self._g.op(
+        return self._g.op(
             f"{self._name}.fp8",
-            "elementwise",
             inputs=(x,),
             outputs=(quantised,),
             forward=self._of_input(x),
             aliases=(x,),
         )
-        return quantised
 
     def _of_input(self, x: Value) -> tuple[Kernel, ...]:
         if self._cast:
