@@ -148,14 +148,10 @@ def _left(kind: Kind, rows: tuple[Row, ...], nccl: Nccl) -> list[Row]:
     """What NCCL_ALGO and NCCL_PROTO leave."""
     left = [row for row in rows if nccl.environment.allows(kind, row[0], row[1])]
     if not left and nccl.release >= _NO_FALLBACK_SINCE:
-        raise _nothing_left(kind, rows)
+        names = ", ".join(f"{algorithm}/{protocol}" for algorithm, protocol, _, _ in rows)
+        problem = f"NCCL_ALGO and NCCL_PROTO leave nothing that could run {kind} here"
+        raise PlanError(Fault(place=f"nccl: {kind}", problem=problem, remedy=f"one of {names}"))
     return left or [row for row in rows if row[0] == "ring"]
-
-
-def _nothing_left(kind: Kind, rows: tuple[Row, ...]) -> PlanError:
-    names = ", ".join(f"{algorithm}/{protocol}" for algorithm, protocol, _, _ in rows)
-    problem = f"NCCL_ALGO and NCCL_PROTO leave nothing that could run {kind} here"
-    return PlanError(Fault(place=f"nccl: {kind}", problem=problem, remedy=f"one of {names}"))
 
 
 def _time_us(row: Row, kind: Kind, size_bytes: int, group: Group, nccl: Nccl, fabric: NcclFabric) -> float:
