@@ -172,7 +172,9 @@ def calibration_of(
     named = calibration_named(raw.get("calibration"), cluster) if stored is None else Calibration.load(stored)
     if not overrides or cluster is None:
         return named
-    return (named or Calibration.for_device(cluster.device)).with_speed(speed.model_dump())
+    return (named or Calibration.for_device(cluster.device)).with_speed(
+        {"gemm": speed.gemm, "attention": speed.attention, "elementwise": speed.elementwise, "scan": speed.scan}
+    )
 
 
 def calibration_named(name: object, cluster: Cluster | None) -> Calibration | None:
