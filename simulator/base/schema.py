@@ -323,8 +323,13 @@ def parse_json(text: str, path: Path, error: type[InputError], *, finite: bool =
 def _read_text(path: Path, error: type[InputError]) -> str:
     if path.suffix == ".py":
         raise error(is_python(str(path)))
+    return read_text(path, error, MOST_TEXT_BYTES)
+
+
+def read_text(path: Path, error: type[InputError], most_bytes: int) -> str:
+    """The text of a file in UTF-8 of at most that many bytes. Raises `error` where it is none."""
     try:
-        return ordinary(path, MOST_TEXT_BYTES).read_text(encoding="utf-8")
+        return ordinary(path, most_bytes).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise error(unreadable(path, exc)) from None
 
