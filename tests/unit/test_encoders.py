@@ -165,12 +165,14 @@ def test_what_such_a_model_does_not_go_with_is_said(tmp_path: Path, capsys: pyte
     ("keys", "said"),
     [
         ({"model_type": "t5", "is_encoder_decoder": True, "d_model": 512, "num_layers": 6}, "'t5' is an encoder with a decoder"),
+        ({"model_type": "mt5", "d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "vocab_size": 250112}, "'mt5' is an encoder with a decoder"),
+        ({"model_type": "mllama_text_model", "cross_attention_layers": [3]}, "'mllama_text_model' is a decoder with layers that attend to images"),
         ({"model_type": "deberta-v2", "hidden_size": 768}, "products of relative positions"),
         ({"model_type": "bert", "position_embedding_type": "relative_key",
             "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 30522
         }, "relative positions inside attention are not modelled"),
     ],
-    ids=["t5", "deberta", "relative"],
+    ids=["t5", "mt5", "mllama", "deberta", "relative"],
 )  # fmt: skip
 def test_models_of_other_kinds_are_refused_by_what_they_are(keys: dict[str, Any], said: str) -> None:
     """They would be read as a Llama of their sizes otherwise."""

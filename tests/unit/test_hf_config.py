@@ -299,12 +299,12 @@ def test_towers_that_are_left_out_are_named(tmp_path: Path) -> None:
         path.write_text(json.dumps({"model_type": "llava", "text_config": {"model_type": "llama", **shape}, **tower}))
         said = Model.load(path).sources.get("not modelled", "")  # beside a section of the language model too
         assert ("".join(tower) + ": towers and their projectors" in said) == bool(tower)
-    tiles = {
-        "model_type": "llava_next",
+    several = {
+        "model_type": "vipllava",
         "text_config": {"model_type": "llama", **shape},
         "vision_config": {"hidden_size": 64},
     }
-    path.write_text(json.dumps(tiles))
+    path.write_text(json.dumps(several))
     said = Model.load(path).sources["not modelled"]
     assert "`shardwise capture config.json --recipe fsdp2` runs both" in said
-    assert said.endswith("(llava_next: an image takes as many tiles as its shape asks for)")
+    assert said.endswith("(vipllava: its projector reads several layers of the tower)")

@@ -112,6 +112,112 @@ def test_an_image_is_resized_to_whole_squares_of_patches(side: int, tokens: int)
     assert tower.model_copy(update={"side": side}).image_tokens == tokens
 
 
+TILED: dict[str, dict[str, Any]] = {
+    "llava_next": {"image_grid_pinpoints": [[48, 96], [96, 48], [96, 96], [144, 48], [48, 144]],
+                   "vision_config": {"model_type": "clip_vision_model"}},
+    "llava_onevision": {"image_grid_pinpoints": [[48 * a, 48 * b] for a in range(1, 7) for b in range(1, 7)],
+                        "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False}},
+    "idefics3": {"vision_config": {"size": {"longest_edge": 120}}},
+}  # fmt: skip
+EYES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 48}
+WORDS = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "vocab_size": 512,
+}  # fmt: skip
+
+
+def tiled(kind: str, folder: Path, patch_size: int = 8, **keys: object) -> tuple[Model, dict[str, Any]]:
+    """A small model whose images are cut into tiles of 48 pixels, and its file."""
+    config = {"model_type": kind, **TILED[kind], "text_config": {"model_type": "llama", **WORDS}, **keys}
+    config["vision_config"] = {**config["vision_config"], **EYES, "patch_size": patch_size}
+    (folder / "config.json").write_text(json.dumps(config))
+    return Model.load(folder), config
+
+
+def of_side(model: Model, side: int) -> Model:
+    assert model.tower is not None
+    return model.model_copy(update={"tower": model.tower.model_copy(update={"side": side})})
+
+
+@pytest.mark.parametrize(("kind", "patch_size", "side", "inputs", "tokens"), [
+    ("llava_next", 8, 48, 1 + 2, 36 + 6 * (6 + 1)),  # 1 × 2 tiles, half of which is padding
+    ("llava_next", 16, 48, 1 + 2, 9 + 3 * (4 + 1)),  # of 3 columns of padding one stays
+    ("llava_next", 8, 1000, 1 + 4, 36 + 12 * (12 + 1)),
+    ("llava_onevision", 8, 20, 1 + 1, 36 + 6 * (6 + 1)),
+    ("llava_onevision", 8, 144, 1 + 9, 36 + 18 * (18 + 1)),
+    ("llava_onevision", 8, 288, 1 + 36, 36 + 18 * (18 + 1)),  # 36 × 36 features are made as many as nine tiles have
+    ("idefics3", 8, 48, 1 + 9, 10 * 9),  # stretched to 120 pixels, cut into 3 × 3, four patches a token
+])  # fmt: skip
+def test_tokens_of_an_image_in_tiles(
+    kind: str, patch_size: int, side: int, inputs: int, tokens: int, tmp_path: Path
+) -> None:
+    tower = of_side(tiled(kind, tmp_path, patch_size)[0], side).tower
+    assert tower is not None
+    assert (tower.inputs, tower.image_tokens) == (inputs, tokens)
+
+
+@pytest.mark.parametrize(("model", "side", "tokens"), [
+    ("llava-v1.6-mistral-7b", 672, 24 * 24 + 48 * 49), ("llava-v1.6-mistral-7b", 336, 24 * 24 + 24 * 25),
+    ("llava-onevision-qwen2-7b", 384, 27 * 27 + 27 * 28), ("llava-onevision-qwen2-7b", 2304, 27 * 27 + 81 * 82),
+    ("idefics3-8b-llama3", 448, 17 * 13 * 13), ("smolvlm-256m", 448, 17 * 64), ("paligemma2-3b-448", 0, 32 * 32),
+])  # fmt: skip
+def test_tokens_of_published_models_images(model: str, side: int, tokens: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(next(one["config"] for one in CASES if one["model"] == model)))
+    tower = of_side(Model.load(tmp_path), side).tower
+    assert tower is not None
+    assert tower.image_tokens == tokens
+
+
+@pytest.mark.parametrize("side", [20, 60, 144, 288])
+@pytest.mark.parametrize("kind", TILED)
+def test_transformers_has_as_many_tiles_tokens_and_flop(kind: str, side: int, tmp_path: Path) -> None:
+    """All products of the library's own model, counted as they run, are those of the formula."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    seeing, config = tiled(kind, tmp_path)
+    seeing, sizes = of_side(seeing, side), torch.tensor([[side, side]])
+    made = transformers.AutoConfig.for_model(**config)
+    made = transformers.AutoModelForImageTextToText.from_config(made, attn_implementation="eager").eval()
+    assert seeing.num_parameters == sum(parameter.numel() for parameter in made.parameters())
+    assert seeing.tower is not None
+    if kind != "idefics3":
+        counts = getattr(transformers.models, kind).modeling_llava_next if kind == "llava_next" else None
+        counts = counts or transformers.models.llava_onevision.modeling_llava_onevision
+        assert seeing.tower.inputs == counts.image_size_to_num_patches([side, side], config["image_grid_pinpoints"], 48)
+    pixels = torch.ones(1, seeing.tower.inputs, 3, 48, 48)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        found = made.model.get_image_features(pixels, **({} if kind == "idefics3" else {"image_sizes": sizes}))
+    features = found.pooler_output if isinstance(found.pooler_output, list | tuple) else [found.pooler_output]
+    assert seeing.tower.image_tokens == sum(one.numel() // one.shape[-1] for one in features)
+    assert seeing.tower_flop == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("kind", "keys", "words"), [
+    ("llava_next", {"image_grid_pinpoints": [[48, 50]]}, r"config.json: image_grid_pinpoints: \[48, 50\] is no \[height, width\] of whole tiles \(multiples of 48"),
+    ("llava_next", {"image_grid_pinpoints": 7.5}, "image_grid_pinpoints: 7.5 is no"),
+    ("llava_next", {"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy: features with the class token .*default"),
+    ("llava_onevision", {"vision_feature_select_strategy": "default"}, "without the first patch, .*full"),
+    ("llava_onevision", {"vision_aspect_ratio": "pad"}, "vision_aspect_ratio: 'pad' is not known .anyres_max_9"),
+    ("llava_onevision", {"vision_config": {"model_type": "siglip_vision_model"}}, "vision_use_head: a head .*false"),
+    ("idefics3", {"scale_factor": "two"}, "config.json: scale_factor: 'two' is not a positive integer"),
+    ("idefics3", {"vision_config": {"size": {"longest_edge": "wide"}}}, "vision_config: size.longest_edge"),
+])  # fmt: skip
+def test_a_tower_in_tiles_that_is_none_of_these_is_refused(
+    kind: str, keys: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        tiled(kind, tmp_path, **keys)
+
+
+def test_embeddings_of_llava_onevision_are_tied_where_either_section_says_so(tmp_path: Path) -> None:
+    """configuration_llava_onevision.py; of LLaVA-NeXT the whole file says it."""
+    for kind, tied in (("llava_onevision", True), ("llava_next", False)):
+        words = {"model_type": "qwen2", **WORDS, "tie_word_embeddings": True}
+        model, _ = tiled(kind, tmp_path, text_config=words, tie_word_embeddings=False)
+        assert model.tied_embeddings == tied
+
+
 @pytest.mark.parametrize("side", [224, 448, 1024])
 def test_a_window_sees_itself(side: int) -> None:
     """In the mean over all tokens: counted patch by patch. Windows are 112 pixels, 4 × 4 squares of 2 × 2 patches."""
@@ -134,7 +240,8 @@ def forward_flop(model: Model, plan: Plan = PLAN) -> int:
 
 @pytest.mark.parametrize(
     "model", [small(), small(class_token=True, max_positions=257), small(merge=2, merging="product", projector_norm="rms"),
-              small(images=3), Model.load("qwen2.5-vl-7b")], ids=lambda model: str(model.tower.merging)
+              small(images=3), small(tiles=[[1, 2], [2, 2]], newline=True), small(tiles=[[4, 4]], merge=2, images=2),
+              Model.load("qwen2.5-vl-7b")], ids=lambda model: str(model.tower.merging)
 )  # fmt: skip
 def test_flop_of_the_blocks_are_those_of_the_formula(model: Model) -> None:
     """By hand for the first: 256 tokens of 64 channels, two layers of 4 D² + 2 D F and the whole square, patches, projector."""
@@ -201,10 +308,11 @@ def test_a_tower_stands_in_the_first_stage_and_in_units_of_its_own() -> None:
 @pytest.mark.parametrize("how", [{}, {"data_parallel": "fsdp1"}, {"zero": 0}, {"data_parallel": "deepspeed"},
                                  {"data_parallel": "megatron", "zero": 1}, {"peft": "lora"}, {"pp": 2, "num_micro_batches": 2},
                                  {"num_micro_batches": 2}, {"recompute": "full"}, {"recompute": "selective"}], ids=str)  # fmt: skip
-def test_a_tower_adds_its_memory_and_time_wherever_it_runs(how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("tiles", [{}, {"tiles": [[1, 1]], "newline": True, "merge": 2}], ids=["whole", "tiles"])
+def test_a_tower_adds_its_memory_and_time_wherever_it_runs(how: dict[str, Any], tiles: dict[str, Any]) -> None:
     shards = "dp_replicate" if how.get("zero") == 0 else "dp_shard"
     plan = Plan(seq_len=512, **{shards: 4 if "pp" in how else 8}, **how)
-    cluster, seeing = Cluster.load("hgx-h100-8", 1), small(num_layers=8, d_model=256, d_ff=1024)
+    cluster, seeing = Cluster.load("hgx-h100-8", 1), small(num_layers=8, d_model=256, d_ff=1024, **tiles)
     seen, text = (predict(model, plan, cluster) for model in (seeing, small_without(seeing)))
     assert seen.step_s > text.step_s
     assert seen.memory.peak_allocated_bytes > text.memory.peak_allocated_bytes
@@ -235,6 +343,8 @@ def test_what_a_tower_does_not_go_with_is_said(how: dict[str, Any], words: str) 
     ({"image_size": 0, "side": 8}, "an image has 8 pixels a side; 14"),
     ({"num_heads": 5}, "d_model 64 is not a multiple of num_heads 5"),
     ({"class_token": True}, "257 tokens of an image have only 256 positions"),
+    ({"tiles": [[2, 2]], "image_size": 0}, "tiles are as large as image_size, which is missing"),
+    ({"newline": True}, "newline and dense_tiles are of features of tiles, and there are no tiles"),
 ])  # fmt: skip
 def test_a_tower_that_contradicts_itself_is_refused(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):

@@ -5,6 +5,7 @@ Legend: D d_model of the tower, K numbers of a patch, T tokens of an image in th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, Self
@@ -19,6 +20,8 @@ VISION, PROJECTOR = "vision", "projector"  # what names of the encoder's paramet
 TOWER_WEIGHT: Final = f"{VISION}.patch.weight"  # a tower is trained whole, or frozen; so is what joins it
 Count = Annotated[int, Field(ge=1, le=2**24)]
 OrNone = Annotated[NonNegativeInt, Field(le=2**24)]
+Tiles = Annotated[int, Field(ge=1, le=64)]
+Grid = Annotated[tuple[Tiles, Tiles], Field(strict=False)]
 
 
 class Tower(Strict):
@@ -31,7 +34,10 @@ class Tower(Strict):
     of a square that patches attend in, but in `full_layers` (0: everywhere). merge: side of the square of patches that becomes
     one token; merging: they are joined, averaged, or a product makes one of them. projector: widths of its linear layers (0: the
     language model's, -1: what it reads); its norm is over a patch, or over what was joined. extra_projectors: of further layers,
-    into early layers of the language model (Qwen 3-VL's deepstack).
+    into early layers of the language model (Qwen 3-VL's deepstack). tiles: rows and columns of tiles, as large as image_size, that
+    an image may be cut into (none: it is not cut); they go through the tower beside the whole image, made as small. newline: what
+    is padding is left out of the tiles' features, and a trained row follows each of their rows; where they are more than those of
+    `dense_tiles`, they are resized (0: never).
     """
 
     num_layers: Count
@@ -67,6 +73,9 @@ class Tower(Strict):
     projector_bias: bool = True
     projector_norm: Literal["none", "rms", "layer", "rms_joined", "layer_joined"] = "none"
     extra_projectors: OrNone = 0
+    tiles: tuple[Grid, ...] = Field(default=(), strict=False)
+    newline: bool = False
+    dense_tiles: OrNone = 0
     images: NonNegativeInt = Field(le=2**16, default=1)
     side: OrNone = 0
 
@@ -75,7 +84,11 @@ class Tower(Strict):
         least = self.patch_size * self.merge
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}")
-        if self.image_size and self.side not in (0, self.image_size):
+        if self.tiles and not self.image_size:
+            raise ValueError("tiles are as large as image_size, which is missing")
+        if (self.newline or self.dense_tiles) and not self.tiles:
+            raise ValueError("newline and dense_tiles are of features of tiles, and there are no tiles")
+        if self.image_size and self.side not in (0, self.image_size) and not self.tiles:
             raise ValueError(f"the tower takes images of {self.image_size} pixels a side, not {self.side}")
         if not least <= self.pixels <= 2**16:
             raise ValueError(f"an image has {self.pixels} pixels a side; {least} to {2**16} make patches of this tower")
@@ -85,30 +98,52 @@ class Tower(Strict):
 
     @property
     def pixels(self) -> int:
-        """Of an image's side."""
-        return self.side or self.image_size or SIDE
+        """Of the side of what the tower takes: an image, or a tile of it."""
+        return self.image_size if self.tiles else self.side or self.image_size or SIDE
 
     @property
     def grid(self) -> int:
-        """Patches of an image's side: where images of any size are resized, a multiple of what is merged."""
+        """Patches of that side: where images of any size are resized, a multiple of what is merged."""
         if self.image_size:
             return self.pixels // self.patch_size
         return max(1, round(self.pixels / self.patch_size / self.merge)) * self.merge
 
     @property
     def num_patches(self) -> int:
-        """Of an image."""
+        """Of an image, or of a tile."""
         return self.grid**2
 
     @property
     def num_tokens(self) -> int:
-        """T: of an image, in the tower."""
+        """T: of an image, or of a tile, in the tower."""
         return self.num_patches + self.class_token
+
+    @property
+    def cut(self) -> tuple[int, int]:
+        """Rows and columns of an image's tiles: of those that keep most of its pixels, the fewest."""
+        return min(self.tiles, key=lambda one: (-min(min(one) * self.image_size, self.side or SIDE), one[0] * one[1]))
+
+    @property
+    def inputs(self) -> int:
+        """Of the tower, of an image."""
+        return 1 + math.prod(self.cut) if self.tiles else 1
+
+    @property
+    def features(self) -> int:
+        """That the projector makes of one of those."""
+        return (self.grid // self.merge) ** 2
 
     @property
     def image_tokens(self) -> int:
         """Places that an image takes in the language model's sequence."""
-        return (self.grid // self.merge) ** 2
+        if not self.newline:
+            return self.inputs * self.features
+        sides = [tiles * self.grid // self.merge for tiles in self.cut]
+        rows, columns = (side - (side - min(sides)) // 2 * 2 for side in sides)  # as much is padding on either side
+        stretch = math.sqrt(rows * columns / (self.dense_tiles * self.features)) if self.dense_tiles else 1
+        if stretch > 1.1:  # modeling_llava_onevision.py, pack_image_features
+            rows, columns = int(rows // stretch), int(columns // stretch)
+        return self.features + rows * (columns + 1)
 
     @property
     def taken(self) -> int:
@@ -167,6 +202,8 @@ class Tower(Strict):
             yield from ((f"{VISION}.{name}.{one}", (d,)) for one in norms if there)
         for number in range(1 + self.extra_projectors):
             yield from self._projector(self.projector_widths(d_model), joins=number > 0)
+        if self.newline:
+            yield f"{PROJECTOR}.newline", (d_model,)
 
     def _projector(self, widths: tuple[int, ...], *, joins: bool) -> Iterator[Parameter]:
         """One projector; further ones have their norm over what was joined."""
@@ -186,5 +223,6 @@ class Tower(Strict):
         ends = self.num_patches * self.d_model * self.patch_numel
         each = sum(a * b for a, b in pairwise(self.projector_widths(d_model)))
         each += self.d_model**2 * self.merge**2 if self.merging == "product" else 0
-        ends += (1 + self.extra_projectors) * self.image_tokens * each
-        return 2 * (layers * layer * self.num_tokens + ends) + 4 * self.d_model * self.num_tokens * seen
+        ends += (1 + self.extra_projectors) * self.features * each
+        products = 2 * (layers * layer * self.num_tokens + ends)
+        return self.inputs * (products + 4 * self.d_model * self.num_tokens * seen)

@@ -36,7 +36,7 @@ def tower_context(s: OpContext, weight: str = TOWER_WEIGHT, *, windowed: bool = 
     assert tower is not None
     plan = s.plan.copy_with(precision="bf16", fp8_recipe=None) if s.plan.narrow else s.plan
     changed = {
-        "micro_batch_size": plan.micro_batch_size * tower.images,
+        "micro_batch_size": plan.micro_batch_size * tower.images * tower.inputs,
         "seq_len": tower.num_tokens,
         "document_len": tower.attended if windowed else None,
         "peft": NO_PEFT if s.plan.peft.trains(weight) else _FROZEN,
@@ -96,6 +96,8 @@ def joint(s: OpContext) -> Block:
         g.op(view.name, inputs=(x,), backward=(zeroed,), views=(view,))
         x = view
     features = [_projected(g, p, tower, x, number, s.model.d_model) for number in range(1 + tower.extra_projectors)]
+    if tower.newline:
+        features = [_in_rows(g, p, tower, one, s.model.d_model) for one in features]
     out, mask = g.value("joined", text.numel, text.dtype), g.value("mask", s.tokens, "int8")
     size, taken = text.num_bytes, sum(one.num_bytes for one in features)
     placed = stream("strided", size + taken, size, 2, numel=text.numel)
@@ -107,7 +109,7 @@ def joint(s: OpContext) -> Block:
 
 def _projected(g: Graph, t: OpContext, tower: Tower, x: Value, number: int, d_model: int) -> Value:
     """Features as wide as the language model: squares of patches made one, a norm, linear layers."""
-    name, rows = f"{PROJECTOR}{number or ''}", t.batch * tower.image_tokens
+    name, rows = f"{PROJECTOR}{number or ''}", t.batch * tower.features
     kind, _, joined = tower.projector_norm.partition("_")
     read, *widths = tower.projector_widths(d_model)
     if tower.merging == "mean":
@@ -123,6 +125,21 @@ def _projected(g: Graph, t: OpContext, tower: Tower, x: Value, number: int, d_mo
         if layer < len(widths) - 1:
             x = g.pointwise(f"{x.name}.gelu", [x], saved=[x], op="activation")
     return x
+
+
+def _in_rows(g: Graph, t: OpContext, tower: Tower, x: Value, d_model: int) -> Value:
+    """Features of tiles in the rows of their image, without its padding: put in order, a trained row behind each, the whole image's ahead."""
+    out = g.value(f"{x.name}.rows", t.batch // tower.inputs * tower.image_tokens * d_model, x.dtype)
+    whole, trained = x.num_bytes // tower.inputs, d_model * t.trains("newline")
+    tiles, kept = x.num_bytes - whole, out.num_bytes - whole
+    ahead = stream("strided", tiles, tiles), stream("join", kept, kept), stream("join", out.num_bytes, out.num_bytes)
+    back = (
+        *reversed(ahead),
+        *((stream("reduce", kept // (tower.grid // tower.merge), 4 * d_model),) if trained else ()),
+    )
+    g.op(out.name, "elementwise", inputs=(x,), outputs=(out,), forward=ahead, backward=back,
+         forward_temporary_bytes=tiles + kept, backward_temporary_bytes=tiles + kept, parameter_numel=trained)  # fmt: skip
+    return out
 
 
 def embedding(s: OpContext) -> Block:

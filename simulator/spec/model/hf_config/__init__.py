@@ -10,6 +10,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,17 +49,19 @@ def file_fields(path: str | Path, like: str | None = None) -> tuple[Fields, str]
 
 def _tower_fields(data: Mapping[str, Any], place: str) -> dict[str, Any] | None:
     """A tower's fields of a whole file; None where it has none that is read. Raises ModelError with every fault of its section."""
-    vision, joint = data.get("vision_config"), _facts()["joints"].get(_family_word(data))
-    if not isinstance(vision, dict) or not vision or joint is None:
+    vision, parts = data.get("vision_config"), _chain("joints", _family_word(data))
+    if not isinstance(vision, dict) or not vision or not parts:
         return None
-    place, kinds, kind = f"{place}: vision_config", joint.get("encoders"), joint["encoder"]
+    joint = {key: value for part in parts for key, value in part.items()}
+    file, place, kinds, kind = place, f"{place}: vision_config", joint.get("encoders"), joint["encoder"]
     if kinds and (kind := vision.get("model_type", kind)) not in kinds:
         raise ModelError(
             Fault(f"{place}.model_type", f"a tower of {str(kind)[:100]!r} is not read", f"one of {', '.join(kinds)}")
         )
     keys = Keys({**vision, "whole": data}, place, _tower_family(str(data["model_type"]), kind), sizes_default=True)
     found = keys.fields()
-    ModelError.raise_for(list(dict.fromkeys(keys.faults)))
+    faults = (replace(one, place=one.place.replace(f"{place}: whole.", f"{file}: ")) for one in keys.faults)
+    ModelError.raise_for(list(dict.fromkeys(faults)))
     return found
 
 
@@ -82,14 +85,25 @@ def _facts() -> dict[str, Any]:
 @cache
 def _tower_family(name: str, encoder: str) -> Family:
     """An encoder with what it takes from the one it is like, and what joins it in files of a model_type."""
-    written, parts = _facts()["encoders"], [_facts()["joints"][name]]
-    while encoder:
-        parts.insert(0, written[encoder])
-        encoder = written[encoder].get("like", "")
+    encoders = _chain("encoders", encoder)
+    parts = *encoders, *_chain("joints", name)
     values, fields = ({k: v for part in parts for k, v in part.get(of, {}).items()} for of in ("values", "fields"))
+    refuse = next((part["refuse"] for part in reversed(parts) if "refuse" in part), ())
     return Family(
-        name=name, config_class=parts[-2]["class"], values=values, fields=fields, tables={}, refuse=(), notes=()
+        name=name,
+        config_class=encoders[-1]["class"],
+        values=values,
+        fields=fields,
+        tables={},
+        refuse=tuple(refuse),
+        notes=(),
     )
+
+
+def _chain(table: str, name: str) -> tuple[dict[str, Any], ...]:
+    """An entry behind those that it is like; none where the name is unknown."""
+    found = _facts()[table].get(name)
+    return (*_chain(table, found.get("like", "")), found) if found else ()
 
 
 def config_fields(
@@ -130,7 +144,7 @@ def _sources(keys: Keys, known: Family, config: Mapping[str, Any], *, read_as: s
     return {**sources, **({"not modelled": "; ".join(notes)} if notes else {})}
 
 
-_TOWERS = ("vision_config", "audio_config", "visual", "img_processor", "mm_vision_tower")
+_TOWERS = ("vision_config", "audio_config", "visual", "img_processor", "embd_layer", "mm_vision_tower")
 _LEFT_OUT = "towers and their projectors are no part of the model"
 _CAPTURED = "`shardwise capture` predicts your own PyTorch step, whatever its model"
 _RUN = "; `shardwise capture config.json --recipe fsdp2` runs both"
@@ -220,6 +234,8 @@ def _language_model(data: dict[str, Any], place: str) -> tuple[dict[str, Any], s
     if section is not None and isinstance(below.get("text_config"), dict):
         below, section = below["text_config"], f"{section}.text_config"
     above = {key: data[key] for key in ("tie_word_embeddings", *_TOWERS) if data.get(key) is not None}
+    if own in facts["tied_by_either"] and below.get("tie_word_embeddings") is True:
+        above.pop("tie_word_embeddings", None)
     default = {"model_type": classes[own]} if isinstance(own, str) and own in classes else {}
     return {**default, **below, **above}, f"{place}: {section or 'text_config'}"
 

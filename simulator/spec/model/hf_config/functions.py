@@ -158,6 +158,28 @@ def _zeros(layers: object) -> int:
     raise WrongValueError("single layers without experts are not modelled", "0 for the first layers, then 1")
 
 
+def _in_tiles(sides: object, size: int) -> list[list[int]]:
+    """Rows and columns of tiles of `size` pixels: of [height, width] that images are made to fit, or of one longest side."""
+    if isinstance(sides, int) and not isinstance(sides, bool):
+        return [[-(-sides // size)] * 2] if sides > size else []
+    for pair in sides if isinstance(sides, list) and sides else [sides]:
+        if not (
+            isinstance(pair, list)
+            and len(pair) == 2
+            and all(isinstance(n, int) and n > 0 and not n % size for n in pair)
+        ):
+            raise WrongValueError(f"{short(pair)} is no [height, width] of whole tiles", f"multiples of {size} pixels")
+    return [[height // size, width // size] for height, width in sides]  # type: ignore[attr-defined]
+
+
+def _behind(value: object, word: str) -> int:
+    """The number that follows a word."""
+    number = value.removeprefix(word) if isinstance(value, str) and value.startswith(word) else ""
+    if number.isdecimal() and number.isascii() and 0 < int(number[:6]) < 2**16:
+        return int(number)
+    raise WrongValueError(f"{short(value)} is not known", f"{word}9, or another number")
+
+
 def _name_of(value: object) -> object:
     """DBRX' activation: {"name": "silu"}."""
     return value.get("name", "silu") if isinstance(value, dict) else value or "silu"
@@ -179,6 +201,8 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "mean_width": _mean_width,
     "pattern_of": _pattern_of,
     "name_of": _name_of,
+    "in_tiles": _in_tiles,
+    "behind": _behind,
     "has": contains,
     "zeros": _zeros,
     "classifies": _classifies,
