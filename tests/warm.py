@@ -79,7 +79,7 @@ class Process:
         pass_fds: Sequence[int] = (),
         **_: Any,
     ) -> None:
-        program, *rest = command
+        program, *rest = (word for word in command if word != "-P")  # it is forked where our modules are loaded
         filters = rest[1:2] if rest[0] == "-W" else []
         flag, module, *arguments = rest[2:] if filters else rest
         assert (program, flag) == (sys.executable, "-m")

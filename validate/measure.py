@@ -269,7 +269,7 @@ def _command(scratch: Path, setting: SessionSettings) -> list[str]:
     """The setting travels in a file: what an interrupted run has done may be more than a command line holds."""
     path = scratch / f"setting-{setting.rank}.json"
     path.write_text(json.dumps(asdict(setting)), encoding="utf-8")
-    return [sys.executable, "-m", "validate.benches.worker", str(path)]
+    return [sys.executable, "-P", "-m", "validate.benches.worker", str(path)]
 
 
 def environment(device: DeviceKind, threads: int) -> dict[str, str]:

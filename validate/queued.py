@@ -139,7 +139,7 @@ def run_queue(
 
 
 def _play(command: Sequence[str]) -> int:
-    return subprocess.run([sys.executable, "-m", "simulator.cli", *command], check=False).returncode  # noqa: S603  our own
+    return subprocess.run([sys.executable, "-P", "-m", "simulator.cli", *command], check=False).returncode  # noqa: S603  our own
 
 
 # --- the page

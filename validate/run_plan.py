@@ -171,7 +171,7 @@ def _in_a_launched_job(task: Task, outcome: SupervisedOutcome) -> SupervisedOutc
 
 
 def _command(scratch: Path) -> list[str]:
-    return [sys.executable, "-m", "validate.players.rank", str(scratch / "task.json")]
+    return [sys.executable, "-P", "-m", "validate.players.rank", str(scratch / "task.json")]
 
 
 def _environments(task: Task, scratch: Path) -> list[dict[str, str]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+KeyT = TypeVar("KeyT")
 MadeT = TypeVar("MadeT")
+GivenP = ParamSpec("GivenP")
 
 
 class Same:
@@ -23,6 +25,16 @@ class Same:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Same) and self.one is other.one
+
+
+def made_once(
+    known: dict[KeyT, MadeT], key: KeyT, make: Callable[GivenP, MadeT], *given: GivenP.args, **named: GivenP.kwargs
+) -> MadeT:
+    """What is known by a key: made of what is given where it is not yet, and kept."""
+    found = known.get(key)
+    if found is None:
+        found = known[key] = make(*given, **named)
+    return found
 
 
 def remembered(count: int) -> Callable[[Callable[..., MadeT]], Callable[..., MadeT]]:

@@ -10,6 +10,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, get_args
 
@@ -201,7 +202,11 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A remedy: the known names nearest to `name`, or all where none is near; empty where that would be more than a few lines."""
-    names = sorted(known)
+    return _nearest(name, tuple(sorted(known)))
+
+
+@lru_cache(maxsize=1000)  # a table's column may hold one wrong word in each of its rows
+def _nearest(name: str, names: tuple[str, ...]) -> str:
     listed = f"known: {', '.join(names)}" if 0 < len(names) <= _MANY else ""
     return did_you_mean(close_names(name, names)) or listed
 
@@ -318,8 +323,13 @@ def parse_json(text: str, path: Path, error: type[InputError], *, finite: bool =
 def _read_text(path: Path, error: type[InputError]) -> str:
     if path.suffix == ".py":
         raise error(is_python(str(path)))
+    return read_text(path, error, MOST_TEXT_BYTES)
+
+
+def read_text(path: Path, error: type[InputError], most_bytes: int) -> str:
+    """The text of a file in UTF-8 of at most that many bytes. Raises `error` where it is none."""
     try:
-        return ordinary(path, MOST_TEXT_BYTES).read_text(encoding="utf-8")
+        return ordinary(path, most_bytes).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise error(unreadable(path, exc)) from None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gc
 import io
 import os
@@ -183,6 +184,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         _complain("stdout is closed, and the answer would go there")
         return ExitCode.RUN_FAILED
+    if sys.stderr is None:  # nobody listens; and no file that is opened may take its number
+        while os.open(os.devnull, os.O_RDWR) < 2:
+            pass
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8")
     _encode_all()
     if not load_arrays_within():
         _complain(_little_memory(f"is too low: {LEAST_BYTES >> 20} MiB or more"))
@@ -269,6 +274,9 @@ def _refuse_overwriting(words: Sequence[str]) -> None:
                 raise InputError.at(f"{flag} {value}", problem, "another name")
 
 
+_OF_PROCESS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}  # what it may have is used up
+
+
 def _refused(exc: Exception) -> int:
     """Print an error that a command raised and return its exit code. Re-raises errors that are defects of this program."""
     from concurrent.futures import BrokenExecutor
@@ -286,7 +294,8 @@ def _refused(exc: Exception) -> int:
             _complain(str(exc))
             return ExitCode.BAD_INPUT
         case OSError():  # of a file that is gone since it was looked at, whose name no system takes; of a full disk behind stdout
-            _complain(printable(f"{exc.filename or 'stdout'}: {exc.strerror or exc}"))
+            place = "this process" if exc.errno in _OF_PROCESS else "stdout"
+            _complain(printable(f"{exc.filename or place}: {exc.strerror or exc}"))
             return ExitCode.RUN_FAILED if exc.filename is None else ExitCode.BAD_INPUT
         case MemoryError():
             _complain(_little_memory("is used up"))

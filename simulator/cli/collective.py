@@ -178,14 +178,7 @@ def _as_logged(cluster: Cluster, measured: Measured) -> tuple[Cluster, GroupShap
         problem = f"the log has {measured.num_ranks} ranks on {measured.num_nodes} nodes; {cluster.name} has "
         problem += f"{cluster.num_nodes} of {cluster.gpus_per_node} GPUs"
         raise ClusterError.at("--compare", problem, "--cluster and --nodes of the log")
-    shape = GroupShape(
-        num_ranks=measured.num_ranks,
-        num_nodes=measured.num_nodes,
-        ranks_per_node=per_node,
-        num_groups_per_node=1,
-        spans_domain=measured.num_nodes * cluster.gpus_per_node > cluster.nvlink_domain_size,
-    )
-    return cluster, shape
+    return cluster, GroupShape.dealt(cluster, measured.num_ranks, measured.num_nodes)
 
 
 def _software(version: str, env: tuple[str, ...], tuner: Path | None, stack: str | None) -> Nccl:
@@ -239,14 +232,7 @@ def group_shape(cluster: Cluster, num_ranks: int | None) -> GroupShape:
     if not 2 <= ranks <= cluster.num_devices:
         problem = f"a group of {ranks} on {cluster.num_devices} GPUs"
         raise ClusterError.at("--group", problem, f"2 to {cluster.num_devices}, or more --nodes")
-    per_node = cluster.gpus_per_node
-    return GroupShape(
-        num_ranks=ranks,
-        num_nodes=-(-ranks // per_node),
-        ranks_per_node=min(ranks, per_node),
-        num_groups_per_node=1,
-        spans_domain=ranks > cluster.nvlink_domain_size,
-    )
+    return GroupShape.of_neighbours(cluster, ranks)
 
 
 def side_by_side(cluster: Cluster, per_node: int, num_ranks: int | None) -> GroupShape:
@@ -256,11 +242,4 @@ def side_by_side(cluster: Cluster, per_node: int, num_ranks: int | None) -> Grou
         problem = f"{per_node} ranks on each of {cluster.num_nodes} nodes of {gpus} GPUs"
         problem = "cannot be combined with --group" if num_ranks is not None else problem
         raise ClusterError.at("--per-node", problem, f"a divisor of {gpus}, two ranks at least")
-    ranks = per_node * cluster.num_nodes
-    return GroupShape(
-        num_ranks=ranks,
-        num_nodes=cluster.num_nodes,
-        ranks_per_node=per_node,
-        num_groups_per_node=gpus // per_node,
-        spans_domain=cluster.num_devices > cluster.nvlink_domain_size,
-    )
+    return GroupShape.dealt(cluster, per_node * cluster.num_nodes, cluster.num_nodes, gpus // per_node)

@@ -86,7 +86,10 @@ def command(
     with Collected(faults):
         tokens = None if run_tokens is None else quantity("--run-tokens", parse_count, run_tokens)
     if plot is not None:
-        faults += _plot_faults(plot, prices)
+        with Collected(faults):
+            check_picture(plot, "--plot")
+            if prices is None:
+                raise InputError.at("--plot", "costs need prices", "--prices PRICES.toml")
     with Collected(faults):
         listed = loaded_prices(options)
     subjects: list[Subject] = []
@@ -109,14 +112,6 @@ def _at_variant(fault: Fault, variant: str) -> Fault:
     flag = fault.place.removeprefix("--set ")
     own = any(flag.startswith(setting.partition("=")[0].strip()) for setting in split_settings(variant))
     return replace(fault, place=f"--what-if {flag}") if own and flag != fault.place else fault
-
-
-def _plot_faults(plot: Path, prices: Path | None) -> list[Fault]:
-    try:
-        check_picture(plot, "--plot")
-    except InputError as exc:
-        return list(exc.faults)
-    return [] if prices else [Fault(place="--plot", problem="costs need prices", remedy="--prices PRICES.toml")]
 
 
 def _draw(plot: Path, comparison: Comparison) -> None:

@@ -105,13 +105,8 @@ def command_of(exploration: Exploration) -> list[str]:
     """The command line that predicts the unchanged study; the axes' settings are appended to it."""
     flags = [word for name, text in exploration.flags.items() for word in (f"--{name.replace('_', '-')}", text)]
     settings = [word for one in exploration.settings for word in ("--set", one)]
-    return [
-        "shardwise",
-        "predict",
-        *([str(exploration.file)] if exploration.file is not None else []),
-        *flags,
-        *settings,
-    ]
+    file = [str(exploration.file)] if exploration.file is not None else []
+    return ["shardwise", "predict", *file, *flags, *settings]
 
 
 def answer_of(

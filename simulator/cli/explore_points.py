@@ -21,7 +21,7 @@ from simulator.formats.study import Study, read_study
 from simulator.formats.study.tables import ROOTS
 from simulator.predict import Prediction, predict
 from simulator.spec.plan import Plan
-from simulator.spec.prices import Prices
+from simulator.spec.prices import Prices, cost
 from simulator.studies.search import Journal
 from simulator.studies.search.journal import checked
 from simulator.studies.search.study import identity_of
@@ -168,9 +168,8 @@ def _evaluated(task: tuple[Exploration, Point]) -> Record:
         return {"verdict": ILLEGAL, "why": str(exc.faults[0])}
     record = record_of(prediction)
     if exploration.prices is not None:
-        hourly = min(price.gpu_hour for price in exploration.prices.of(study.cluster))
-        tokens = prediction.tokens_per_step / 1e9
-        record["billion_tokens"] = _rounded(hourly * prediction.num_devices * prediction.step_s / 3600 / tokens)
+        step = cost(exploration.prices.cheapest(study.cluster), prediction.num_devices, prediction.step_s)
+        record["billion_tokens"] = _rounded(step / (prediction.tokens_per_step / 1e9))
     return record
 
 

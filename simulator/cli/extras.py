@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,28 +57,18 @@ class Extras:
     @property
     def sections(self) -> list[tuple[str, RenderableType]]:
         """Of the text."""
-        found: list[tuple[str, RenderableType]] = []
-        if self.data is not None:
-            from simulator.formats.writers.extras_text import loading
+        if self == Extras():  # a prediction alone loads none of their modules
+            return []
+        from simulator.formats.writers import extras_text as text
 
-            found.append(("Data loading", loading(self.data)))
-        if self.telemetry is not None:
-            from simulator.formats.writers.extras_text import utilisation
-
-            found.append(("How busy each part is", utilisation(self.telemetry)))
-        if self.energy is not None:
-            from simulator.formats.writers.extras_text import drawn
-
-            found.append(("Energy", drawn(self.energy)))
-        if self.phases is not None:
-            from simulator.formats.writers.extras_text import phases
-
-            found.append(("Phases of the run", phases(self.phases)))
-        if self.servers is not None:
-            from simulator.formats.writers.extras_text import servers
-
-            found.append(("With parameter servers", servers(self.servers)))
-        return found
+        found: list[tuple[str, Any, Callable[[Any], RenderableType]]] = [
+            ("Data loading", self.data, text.loading),
+            ("How busy each part is", self.telemetry, text.utilisation),
+            ("Energy", self.energy, text.drawn),
+            ("Phases of the run", self.phases, text.phases),
+            ("With parameter servers", self.servers, text.servers),
+        ]
+        return [(title, write(part)) for title, part, write in found if part is not None]
 
 
 def with_data_of(study: Study, prediction: Prediction) -> tuple[Prediction, DataStall | None]:

@@ -47,7 +47,6 @@ from simulator.spec.prices import Prices
 from simulator.studies.goodput import Goodput, LongRun, goodput
 from simulator.studies.goodput.elastic import Elastic, Offer, Size, follow
 from simulator.work.captured.capture import Capture
-from simulator.work.checkpoint import Checkpoint, Saving, loading_s, saving
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -84,29 +83,30 @@ def _sizes_offered(offers: tuple[Offer, ...], most: int) -> list[int]:
     return wanted
 
 
-def on_spot(
-    offers: tuple[Offer, ...],
-    study: Study,
-    answer: Goodput,
-    most_price: float | None,
-    notice_s: float,
-    at_size: Callable[[Study], Goodput | None],
+def _on_spot(
+    offers: tuple[Offer, ...], study: Study, answer: Goodput, run: LongRun, most_price: float | None
 ) -> Elastic:
-    """at_size: the run on other nodes; None where it does not fit there. Raises InputError where no size can run."""
+    """The run on what is offered; its length in tokens stays where other sizes have other steps.
+
+    Raises InputError where no size can run.
+    """
     most = study.cluster.num_nodes
-    played = {nodes: answer if nodes == most else _at(study, nodes, at_size) for nodes in _sizes_offered(offers, most)}
+    tokens = run.model_copy(update={"tokens": answer.tokens, "steps": None})
+    played = {nodes: answer if nodes == most else _at(study, nodes, tokens) for nodes in _sizes_offered(offers, most)}
     sizes = {nodes: Size.of(nodes, found) for nodes, found in played.items() if found is not None}
     if not sizes:
         raise InputError.at("--spot", "no number of nodes that is offered runs the plan", f"{most}")
-    return follow(offers, sizes, answer.tokens, most_price=most_price or inf, notice_s=notice_s)
+    return follow(offers, sizes, answer.tokens, most_price=most_price or inf, notice_s=run.spot_notice_s)
 
 
-def _at(study: Study, nodes: int, at_size: Callable[[Study], Goodput | None]) -> Goodput | None:
-    """The run with the data-parallel ranks that so many nodes hold, the same batch a rank; None where there are none."""
+def _at(study: Study, nodes: int, run: LongRun) -> Goodput | None:
+    """With the data-parallel ranks that so many nodes hold, the same batch a rank; None where there are none, or no room."""
     cluster = study.cluster.with_nodes(nodes)
     degrees = degrees_on(study.plan, cluster.num_devices)
     try:
-        return at_size(replace(study, cluster=cluster, plan=study.plan.copy_with(**degrees)))
+        there = replace(study, cluster=cluster, plan=study.plan.copy_with(**degrees))
+        prediction = _predicted(there, None)
+        return _played(there, None, prediction, run, None) if prediction.fits else None
     except (InputError, ValueError):
         return None
 
@@ -182,9 +182,11 @@ def command(
     with Collected(faults):
         run = read_run(study, run_flags, of_run)
     with Collected(faults):
-        listed = _prices_of({"prices": prices, "price_kind": price_kind}, loaded)
+        listed = loaded_prices({"prices": prices, "price_kind": price_kind})
+        if loaded is not None and listed is not None:
+            listed.of(loaded.cluster)  # refused where the cluster has none
     with Collected(faults):
-        offers = checked_offers(spot, loaded, most_price) or ()
+        offers = checked_offers(spot, loaded, most_price)
     if loaded is None or run is None or faults:
         raise InputError(dict.fromkeys(faults))
     if program is not None and offers:
@@ -221,27 +223,6 @@ def _energy(study: Study, prediction: Prediction, answer: Goodput) -> RunEnergy:
     return energy_of_run(found, study.cluster.device, answer.steps, sum(part.seconds for part in answer.parts))
 
 
-def _on_spot(
-    offers: tuple[Offer, ...], loaded: Study, answer: Goodput, run: LongRun, most_price: float | None
-) -> Elastic:
-    """The run on what is offered; its length in tokens stays where other sizes have other steps."""
-    tokens = run.model_copy(update={"tokens": answer.tokens, "steps": None})
-
-    def at_size(study: Study) -> Goodput | None:
-        prediction = _predicted(study, None)
-        return _played(study, None, prediction, tokens, None) if prediction.fits else None
-
-    return on_spot(offers, loaded, answer, most_price, run.spot_notice_s, at_size)
-
-
-def _prices_of(options: Mapping[str, Any], study: Study | None) -> Prices | None:
-    """Raises InputError where the cluster has none."""
-    listed = loaded_prices(options)
-    if study is not None and listed is not None:
-        listed.of(study.cluster)
-    return listed
-
-
 def read_run(study: Path | None, flags: Mapping[str, str], settings: Sequence[str] = ()) -> LongRun:
     """The study's [run] table under the flags and `--set`s. Raises InputError; a fault of a flag names the flag."""
     table = read_toml(study, InputError).get("run", {}) if study is not None else {}
@@ -276,17 +257,9 @@ def _predicted(study: Study, captured: Capture | None) -> Prediction:
     return predict_program(captured, study.cluster, study.calibration, study.stack)
 
 
-def _checkpoint(study: Study, captured: Capture | None) -> tuple[Saving, float]:
-    """One checkpoint, and the seconds to load it."""
-    if captured is not None:
-        return checkpoint_of(captured, study)
-    inputs = (study.model, study.plan, study.cluster, study.checkpoint or Checkpoint())
-    return saving(*inputs), loading_s(*inputs)
-
-
 def _played(
     study: Study, captured: Capture | None, prediction: Prediction, run: LongRun, prices: Prices | None
 ) -> Goodput:
     """The answer, with its progress on stderr."""
-    saved, load_s = _checkpoint(study, captured)
+    saved, load_s = checkpoint_of(captured, study)
     return goodput(prediction, run, saved, load_s, cluster=study.cluster, prices=prices, progress=CountLine("runs"))

@@ -70,7 +70,7 @@ def command(
 def _read(trace: Path, step: int | None) -> KinetoTrace:
     """A profiler's trace, or an execution trace as one."""
     if not trace.name.endswith(chakra.SUFFIX):
-        return read_kineto(trace, step, _progress)
+        return read_kineto(trace, step, lambda characters: print_status(f"read {format_bytes(characters)}"))
     from simulator.formats.readers.recording import read_recording
     from simulator.formats.readers.recording_parts import as_trace
 
@@ -92,10 +92,6 @@ def _beside(trace: Path, step: int | None, program: Path, *, as_json: bool) -> i
     else:
         print_text(lined_up_text.text_of(found, program.name, trace.name))
     return ExitCode.OK
-
-
-def _progress(characters: int) -> None:
-    print_status(f"read {format_bytes(characters)}")
 
 
 def _text(found: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +114,4 @@ def text_of(given: dict[str, str]) -> str:
 
 def _quoted(text: str) -> str:
     """A basic string of TOML: those of JSON are."""
-    import json
-
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

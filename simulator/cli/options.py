@@ -147,30 +147,31 @@ def set_option(help_text: str) -> Callable[[_Command], _Command]:
     return click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=help_text)
 
 
-def patience_option(function: _Command) -> _Command:
-    """--patience: of verbs that start ranks."""
-    help_text = "A factor on every deadline: above 1 for cold compiles, slow disks, thousands of ranks."
-    return click.option("--patience", type=FiniteRange(0.01, 1000), default=1.0, show_default=True, help=help_text)(
-        function
-    )
-
-
-def memory_fraction_option(function: _Command) -> _Command:
-    """--memory-fraction: of verbs that start ranks."""
-    help_text = "Of the memory that is free at the start, the most to take."
-    kind = FiniteRange(0.01, 1)
-    return click.option("--memory-fraction", type=kind, default=0.9, show_default=True, help=help_text)(function)
-
-
+patience_option = click.option(  # of verbs that start ranks
+    "--patience",
+    type=FiniteRange(0.01, 1000),
+    default=1.0,
+    show_default=True,
+    help="A factor on every deadline: above 1 for cold compiles, slow disks, thousands of ranks.",
+)
+memory_fraction_option = click.option(  # of verbs that start ranks
+    "--memory-fraction",
+    type=FiniteRange(0.01, 1),
+    default=0.9,
+    show_default=True,
+    help="Of the memory that is free at the start, the most to take.",
+)
 OF_ALL_STUDIES: Final = ("model", "images", "image_size", "cluster", "nodes")
 
 
-def of_all_studies(function: _Command) -> _Command:
-    """--set, --model, its images, --cluster and --nodes of a verb that takes several studies (`OF_ALL_STUDIES`)."""
-    help_text = "As for predict; of all studies."
-    nodes = click.option("--nodes", metavar="INTEGER", help=help_text)
-    model = click.option("--model", metavar="NAME|FILE", help=help_text)
-    return all_of(set_option(help_text), model, image_options, cluster_option(help_text), nodes)(function)
+_OF_ALL: Final = "As for predict; of all studies."
+of_all_studies = all_of(  # of a verb that takes several studies (`OF_ALL_STUDIES`)
+    set_option(_OF_ALL),
+    click.option("--model", metavar="NAME|FILE", help=_OF_ALL),
+    image_options,
+    cluster_option(_OF_ALL),
+    click.option("--nodes", metavar="INTEGER", help=_OF_ALL),
+)
 
 
 _LEFT_OUT = {  # table of a study -> commands that count it, what the others say
@@ -199,24 +200,17 @@ def print_notes(study: Study) -> Study:
     return study
 
 
-def tokens_option(function: _Command) -> _Command:
-    """--tokens-per-step, which only a program's author knows."""
-    return click.option(
-        "--tokens-per-step",
-        type=click.IntRange(1),
-        metavar="INTEGER",
-        help="Of a captured program, by all its ranks. [as its capture says]",
-    )(function)
-
-
-def program_options(function: _Command) -> _Command:
-    """--program, --scale-with and --tokens-per-step."""
-    other = "The same program captured at another number of ranks: sizes at the cluster's follow from both."
-    function = click.option("--scale-with", type=FILE, metavar="CAPTURE", help=other)(function)
-    help_text = "A captured program instead of model and plan, or a script to capture now; of predict also a profiler's trace, or a folder with one of each rank."
-    path = click.Path(path_type=Path)
-    option = click.option("--program", type=path, metavar="CAPTURE|SCRIPT.py|TRACE.json|FOLDER", help=help_text)
-    return option(tokens_option(function))
+tokens_option = click.option(  # which only a program's author knows
+    "--tokens-per-step",
+    type=click.IntRange(1),
+    metavar="INTEGER",
+    help="Of a captured program, by all its ranks. [as its capture says]",
+)
+program_options = all_of(
+    click.option("--program", type=click.Path(path_type=Path), metavar="CAPTURE|SCRIPT.py|TRACE.json|FOLDER", help="A captured program instead of model and plan, or a script to capture now; of predict also a profiler's trace, or a folder with one of each rank."),
+    tokens_option,
+    click.option("--scale-with", type=FILE, metavar="CAPTURE", help="The same program captured at another number of ranks: sizes at the cluster's follow from both."),
+)  # fmt: skip
 
 
 def price_options(function: _Command) -> _Command:

@@ -50,6 +50,9 @@ beside them, and stays where none is better.
 Exit codes: 0 placed, 2 usage, 3 bad input."""
 
 
+_OF_RANKS = ("hosts", "topology", "across_nodes", "layers", "placement")  # what is asked of ranks alone
+
+
 @click.command("place", help=_HELP)
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
 @click.option("-o", "--out", type=FILE, metavar="RANKS.tsv", help="The table.")
@@ -81,7 +84,8 @@ def command(
 
     of_tensors = {name: flags.pop(name) for name in place_tensors.NAMES}
     if of_tensors["tensors"] is not None:
-        of_ranks = {"out": out, "launch-kit": kit, "html": page_path(), **_of_ranks(flags)}
+        of_ranks = {"out": out, "launch-kit": kit, "html": page_path()}
+        of_ranks |= {name.replace("_", "-"): flags.pop(name) for name in _OF_RANKS}
         others = [f"--{name}" for name, value in of_ranks.items() if value]
         if others:
             raise click.UsageError(f"{', '.join(others)}: of ranks, not of --tensors")
@@ -118,13 +122,6 @@ def _drawing(study: Study, step_s: float) -> Mapping[str, Any]:
     from simulator.formats.html.step import placed_drawing
 
     return placed_drawing(*study.parts, step_s)
-
-
-def _of_ranks(flags: dict[str, Any]) -> dict[str, Any]:
-    """Take what is asked of ranks alone out of the flags."""
-    return {
-        name.replace("_", "-"): flags.pop(name) for name in ("hosts", "topology", "across_nodes", "layers", "placement")
-    }
 
 
 @contextmanager

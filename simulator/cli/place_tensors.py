@@ -73,8 +73,8 @@ def _inputs(study: Study, given: dict[str, Any]) -> tuple[tuple[Tensor, ...], tu
         from simulator.play.lower import lowered
         from simulator.studies.tensors.own import own_tensors
 
-        own = own_tensors(lowered(*study.parts))
-        return own.tensors, own.room if size is None else (size,) * count
+        tensors, own_room = own_tensors(lowered(*study.parts))
+        return tensors, own_room if size is None else (size,) * count
     from simulator.formats.readers.tensors_table import read_tensors
 
     room = device.usable_bytes - device.hypervisor_bytes if size is None else size

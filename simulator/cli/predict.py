@@ -111,21 +111,11 @@ def plan_options(function: Callable[..., int]) -> Callable[..., int]:
     return function
 
 
-def plan_file_options(function: Callable[..., int]) -> Callable[..., int]:
-    """--plan, --plan-format and --define: a plan in another framework's words."""
-    help_text = "The plan in the file of Megatron-LM, DeepSpeed, accelerate, torchtitan or a fine-tuning framework."
-    for option in (
-        click.option(
-            "--define",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="A variable of --plan's script, @ for its arguments, or --OPTION; repeatable.",
-        ),
-        click.option("--plan-format", metavar="|".join(PLAN_FORMATS), help="[by the file's content]"),
-        click.option("--plan", "plan_file", type=FILE, metavar="FILE", help=help_text),
-    ):
-        function = option(function)
-    return function
+plan_file_options = all_of(  # a plan in another framework's words
+    click.option("--plan", "plan_file", type=FILE, metavar="FILE", help="The plan in the file of Megatron-LM, DeepSpeed, accelerate, torchtitan or a fine-tuning framework."),
+    click.option("--plan-format", metavar="|".join(PLAN_FORMATS), help="[by the file's content]"),
+    click.option("--define", multiple=True, metavar="NAME=VALUE", help="A variable of --plan's script, @ for its arguments, or --OPTION; repeatable."),
+)  # fmt: skip
 
 
 def study_of(study: Path | None, flags: dict[str, Any], settings: tuple[str, ...]) -> Study:

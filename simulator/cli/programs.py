@@ -19,7 +19,7 @@ from simulator.studies.compare import Subject
 from simulator.work.captured.capture import Capture
 from simulator.work.captured.meetings import columns
 from simulator.work.captured.scaled import scaled
-from simulator.work.checkpoint import Checkpoint, Saving, loaded_state_s, saved_state
+from simulator.work.checkpoint import Checkpoint, Saving, loaded_state_s, loading_s, saved_state, saving
 
 _OF_POOL = tuple(flat for flat, place in Plan.flat_names.items() if place.startswith("memory."))
 _TAKEN = ("cluster", "nodes", "calibration", "stack", "placement")
@@ -150,9 +150,15 @@ def with_tokens(program: Capture, place: str) -> Capture:
     return program
 
 
-def checkpoint_of(program: Capture, place: Study) -> tuple[Saving, float]:
-    """What one checkpoint of a program costs, and the seconds to load it. Raises InputError for one that is gathered."""
+def checkpoint_of(program: Capture | None, place: Study) -> tuple[Saving, float]:
+    """What one checkpoint of a program, or of the study's own plan, costs, and the seconds to load it.
+
+    Raises InputError for a program's that is gathered.
+    """
     checkpoint = place.checkpoint or Checkpoint()
+    if program is None:
+        inputs = (place.model, place.plan, place.cluster, checkpoint)
+        return saving(*inputs), loading_s(*inputs)
     if checkpoint.mode == "gather":
         problem = "is not known of a captured program: each rank saves its own share"
         raise InputError.at("checkpoint.mode = gather", problem, "checkpoint.mode=sharded")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -118,8 +117,8 @@ def command(*, journal: Path | None, exported: Path | None, **options: Any) -> i
     kit = _kit(options)
     study = _study(options)
     if options["sizes"]:
-        return run_front(study, options | {"exported": exported}, journal, _engine, _ProgressLine())
-    refuse_without_front(options)
+        return run_front(study, options | {"exported": exported}, journal)
+    InputError.raise_for(strays(options, ("prices", "price_kind", "run_tokens", "days", "plot"), "--front"))
     if exported is not None:
         check_export(exported)
     interrupted = False
@@ -235,15 +234,11 @@ def _choose_stacks(fixed: dict[str, tuple[object, ...]], text: str | None) -> li
     if not fixed["stack"]:
         remedy = "a stack, several with commas, or no --stack for the usual four"
         return [Fault("--stack", "names none", remedy)] if text is not None else []
-    return [fault for name in fixed["stack"] for fault in _stack_faults(str(name))]
-
-
-def _stack_faults(name: str) -> Sequence[Fault]:
-    try:
-        Stack.load(name)
-    except InputError as exc:
-        return exc.faults
-    return ()
+    faults: list[Fault] = []
+    for name in fixed["stack"]:
+        with Collected(faults):
+            Stack.load(str(name))
+    return faults
 
 
 def _clusters(cluster: Cluster, nodes: str | None, most: int | None) -> tuple[Cluster, ...]:
@@ -296,24 +291,12 @@ class _ProgressLine:
 
 
 # `shardwise search --front`: the quickest plan of each number of nodes, time against cost.
-def refuse_without_front(options: dict[str, Any]) -> None:
-    """Raise InputError for options that need --front."""
-    InputError.raise_for(strays(options, ("prices", "price_kind", "run_tokens", "days", "plot"), "--front"))
-
-
-def run_front(
-    study: SearchStudy,
-    options: dict[str, Any],
-    journal: Path | None,
-    engine: Callable[[SearchStudy, dict[str, Any]], Engine],
-    on_progress: Callable[[Progress], None],
-) -> int:
+def run_front(study: SearchStudy, options: dict[str, Any], journal: Path | None) -> int:
     """Search every size, print, draw."""
     prices, tokens = _judged(options)
+    engine_of = partial(_engine, options=options)
     try:
-        found = front(
-            study, lambda one: engine(one, options), journal, prices=prices, run_tokens=tokens, on_progress=on_progress
-        )
+        found = front(study, engine_of, journal, prices=prices, run_tokens=tokens, on_progress=_ProgressLine())
     except Interrupted:
         return ExitCode.INTERRUPTED
     days, plot = options["days"], options["plot"]
@@ -361,12 +344,9 @@ def _points(found: Front) -> list[Point]:
     for row in found.rows:
         if row.best is None or row.billion_tokens is None:
             continue
-        o = row.best.outcome
-        assert o.step_s is not None
-        assert o.low_s is not None
-        assert o.high_s is not None
-        label = counted(o.num_devices, "GPU")
+        label = counted(row.best.outcome.num_devices, "GPU")
+        time_s, low_s, high_s = row.best.outcome.interval_s
         points.append(
-            Point(label=label, time=o.step_s, low=o.low_s, high=o.high_s, money=row.billion_tokens, best=row.on_front)
+            Point(label=label, time=time_s, low=low_s, high=high_s, money=row.billion_tokens, best=row.on_front)
         )
     return points

@@ -225,20 +225,15 @@ def _hurt(
     failure: Failure, file: Path | None, flags: Mapping[str, str], settings: tuple[str, ...], base: float
 ) -> Hurt:
     """The step under a failure: it stops if the remaining GPUs cannot run or hold the plan; unmodelled failures give a reason."""
-    nodes = {"nodes": str(failure.nodes)} if failure.nodes is not None else {}
+    gone = failure.nodes is not None
+    nodes = {"nodes": str(failure.nodes)} if gone else {}
     try:
         study = read_study(file, {**flags, **nodes}, {}, (*settings, *failure.settings))
-        step_s = _step_s(study, holds=failure.nodes is not None)
+        lowering = lowered(*study.parts)
+        if gone and not (usage := memory_of(lowering, quick=True)).memory.fit.runs:
+            raise PlanError.at("memory", f"does not fit on the nodes that are left: {usage.cause}")
+        step_s = step_seconds(lowering)
     except InputError as exc:
-        gone = failure.nodes is not None
         reason = "; ".join(fault.problem for fault in exc.faults)
         return Hurt(failure=failure, step_s=None, lost=1.0 if gone else 0.0, reason=reason)
     return Hurt(failure=failure, step_s=step_s, lost=1 - study.plan.tokens_per_step / step_s / base)
-
-
-def _step_s(study: Study, *, holds: bool = False) -> float:
-    """Seconds of a step. holds: raise PlanError where it does not fit in memory."""
-    lowering = lowered(*study.parts)
-    if holds and not (usage := memory_of(lowering, quick=True)).memory.fit.runs:
-        raise PlanError.at("memory", f"does not fit on the nodes that are left: {usage.cause}")
-    return step_seconds(lowering)

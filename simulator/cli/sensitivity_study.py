@@ -17,17 +17,17 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.processes import cores, mapped
 from simulator.cli.compare import other_prices, subject_of
 from simulator.cli.programs import checkpoint_of, is_program, place_of, program_at
-from simulator.formats.study import Study, read_study
+from simulator.formats.study import read_study
 from simulator.formats.study.overrides import parse_overrides, patched
 from simulator.predict.confidence import upward
-from simulator.spec.prices import Prices
+from simulator.spec.prices import Price, Prices, cost
 from simulator.studies.compare import Subject
 from simulator.studies.goodput import LongRun, expected_run_s
 from simulator.studies.goodput.failures import DAY_S, JobSize
 from simulator.studies.search import Journal, PlanOutcome
 from simulator.studies.search.study import identity_of
 from simulator.studies.sensitivity import Design, Ends, Error, Evaluated, Input, Range, Sensitivity, analysed, together
-from simulator.work.checkpoint import Checkpoint, Saving, loading_s, saving
+from simulator.work.checkpoint import Saving
 
 Settings = tuple[str, ...]
 Alternative = tuple[str, Path | None, Settings]  # its name, its file, what is set of it
@@ -234,13 +234,11 @@ class SensitivityStudy:
         if self.figure == "time":
             return step_s / outcome.tokens_per_step * 1e6
         if self.figure == "cost":
-            return cost_of(self._hourly(number, row), outcome.num_devices, step_s) / outcome.tokens_per_step * 1e9
+            return cost(self._price(number, row), outcome.num_devices, step_s) / outcome.tokens_per_step * 1e9
         seconds = self._run_s(number, outcome, step_s, row)
-        return (
-            seconds / DAY_S
-            if self.figure == "run-days"
-            else cost_of(self._hourly(number, row), outcome.num_devices, seconds)
-        )
+        if self.figure == "run-days":
+            return seconds / DAY_S
+        return cost(self._price(number, row), outcome.num_devices, seconds)
 
     def _pays(self) -> list[str]:
         """The price of each alternative as text; empty if cost is not compared."""
@@ -249,25 +247,25 @@ class SensitivityStudy:
         found = []
         for subject in self.subjects:
             assert subject.prices is not None
-            one = min(subject.prices.of(subject.cluster), key=lambda price: price.gpu_hour)
+            one = subject.prices.cheapest(subject.cluster)
             found.append(
                 f"{one.gpu_hour:.2f} {subject.prices.currency} a GPU and hour: {one.kind}, {one.date}, {one.source}"
             )
         return found
 
-    def _hourly(self, number: int, row: Sequence[float | None]) -> float:
-        """The cheapest price of an alternative's cluster at a point."""
+    def _price(self, number: int, row: Sequence[float | None]) -> Price:
+        """The cheapest of an alternative's cluster at a point."""
         priced = [(which, share) for which, share in self._moved(row) if self.ranges[which].leaf.startswith("price.")]
         return self._cheapest(number, self._settings(number, priced))
 
     @cached_property
-    def _cheapest(self) -> Callable[[int, Settings], float]:
+    def _cheapest(self) -> Callable[[int, Settings], Price]:
         @cache
-        def cheapest(number: int, changed: Settings) -> float:
+        def cheapest(number: int, changed: Settings) -> Price:
             subject = self.subjects[number]
             assert subject.prices is not None
             prices = other_prices(subject.prices, subject.cluster, list(changed)) if changed else subject.prices
-            return min(price.gpu_hour for price in prices.of(subject.cluster))
+            return prices.cheapest(subject.cluster)
 
         return cheapest
 
@@ -303,16 +301,9 @@ class SensitivityStudy:
             if file is not None and is_program(file):
                 flags = {name: text for name, text in self.flags.items() if name != "tokens_per_step"}
                 found.append(checkpoint_of(program_at(file, place := place_of(flags, left)), place))
-                continue
-            study: Study = read_study(file, self.flags, {}, left)
-            inputs = (study.model, study.plan, study.cluster, study.checkpoint or Checkpoint())
-            found.append((saving(*inputs), loading_s(*inputs)))
+            else:
+                found.append(checkpoint_of(None, read_study(file, self.flags, {}, left)))
         return tuple(found)
-
-
-def cost_of(gpu_hour: float, num_devices: int, seconds: float) -> float:
-    """Money at so much a GPU and hour."""
-    return gpu_hour * num_devices * seconds / 3600
 
 
 def identity(study: SensitivityStudy) -> str:

@@ -73,7 +73,9 @@ def command(
     if isinstance(found, NodeTree) and node is not None:
         found = saved = cluster_below(found, Cluster.load(node), hosts=hosts, oversubscription=oversubscription)
     elif save is not None:
-        saved = _to_save(found, source, device)
+        if isinstance(found, Cluster):
+            raise ClusterError.at(source, "is a cluster file already", "--save takes a matrix or an XML")
+        saved = _cluster(found, source, device)
     shown = None if draw is None else found if isinstance(found, Cluster) else _cluster(found, source, device)
     if isinstance(found, NodeTree):
         answer, data = render_tree(found), tree_json(found)
@@ -96,13 +98,6 @@ def command(
         write_link_plot(draw, idle_links(shown), "--draw")
         print_status(f"drawn in {draw}")
     return ExitCode.OK
-
-
-def _to_save(found: Host | Cluster | NodeTree, source: str, device: str | None) -> Cluster:
-    """What --save writes. Raises ClusterError where there is no host."""
-    if isinstance(found, Cluster):
-        raise ClusterError.at(source, "is a cluster file already", "--save takes a matrix or an XML")
-    return _cluster(found, source, device)
 
 
 def _check_tree_options(found: Host | Cluster | NodeTree, source: str, given: Mapping[str, object]) -> None:

@@ -48,9 +48,7 @@ class Predicted:
 
     def page(self) -> str:
         """The page of `predict --html`."""
-        s = self.study
-        inputs = s.parts
-        return page("predict", self.report(), drawing_of(self.prediction, *inputs))
+        return page("predict", self.report(), drawing_of(self.prediction, *self.study.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +119,7 @@ class Runs:
         draft = self._folder / "draft.toml"
         write_whole(draft, text, "--folder")
         study = read_study(draft, self._files_named(text), {}, ())
-        inputs = study.parts
-        prediction = predict(*inputs)
+        prediction = predict(*study.parts)
         return Predicted(study, replace(prediction, sources=(*study.sources, *prediction.sources)))
 
     def _files_named(self, text: str) -> dict[str, str]:

@@ -50,20 +50,16 @@ def watched(studies: tuple[Path, ...]) -> int:
             now = _states({*studies, *(path for study in studies for path in _named(study)), *beside})
             if now != seen:
                 click.clear()
-                code = _exit_code(lambda: int(context.invoke(context.command, **options)))
+                try:
+                    code = int(context.invoke(context.command, **options))
+                except InputError as exc:
+                    print_status(f"shardwise: {exc}")
+                    code = ExitCode.BAD_INPUT
                 seen = now | _states(beside)  # as the answer left them: an option may name what it writes
                 print_status(f"shardwise: watching {', '.join(map(str, sorted(now)))}; Ctrl-C ends")
             time.sleep(_EVERY_S)
     except KeyboardInterrupt:
         return code
-
-
-def _exit_code(once: Callable[[], int]) -> int:
-    try:
-        return once()
-    except InputError as exc:
-        print_status(f"shardwise: {exc}")
-        return ExitCode.BAD_INPUT
 
 
 def _states(paths: set[Path]) -> dict[Path, tuple[int, int]]:

@@ -207,7 +207,7 @@ def step_reserved_bytes(
 ) -> list[int]:
     """Bytes the allocator has reserved at the end of each moment of the steady step. at_steady: called where that begins."""
     usual = allocator.settings == AllocatorSettings()
-    play = partial(_played_usually, merged=list[Block]()) if usual else _played
+    play = partial(_played_usually, merged=list[Block]()) if usual else played
     blocks: dict[int, Block] = {}
     reserved: list[int] = []
     for start, end in pairwise([0, *history.bounds]):
@@ -218,8 +218,8 @@ def step_reserved_bytes(
     return reserved[1:] or reserved
 
 
-def _played(events: Iterable[Event], allocator: CachingAllocator, blocks: dict[int, Block]) -> None:
-    """blocks: of the storages that are alive."""
+def played(events: Iterable[Event], allocator: CachingAllocator, blocks: dict[int, Block]) -> None:
+    """Play events on an allocator. blocks: of the storages that are alive. Raises OutOfMemoryError where one does not fit."""
     for slot, num_bytes, stream, _ in events:
         if num_bytes >= 0:
             blocks[slot] = allocator.malloc(num_bytes, stream)
@@ -284,7 +284,7 @@ def _played_usually(  # noqa: C901  one loop is what it is for
                 merged.append(after)
             insort(free, (block.size, block.address, block))
         else:
-            _played((event,), allocator, blocks)
+            played((event,), allocator, blocks)
 
 
 def moment_of(history: History, index: int) -> tuple[str, int, str, str]:

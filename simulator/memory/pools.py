@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -31,10 +31,8 @@ from simulator.spec.plan.alloc_conf import AllocConf
 from simulator.spec.plan.memory import TIERED, MemoryPlan
 
 NATIVE: Final = "native"
-_NAMES: Final = {
-    "caching": NATIVE,
-    **dict.fromkeys(TIERED, "expandable"),
-}  # of a plan -> of `POLICIES`, where they differ
+# of a plan -> of `POLICIES`, where they differ
+_NAMES: Final = {"caching": NATIVE, **dict.fromkeys(TIERED, "expandable")}
 _TAKES: Final = ("segment_alloc", "segment_map")
 _GIVES: Final = ("segment_free", "segment_unmap")
 
@@ -240,31 +238,33 @@ class _PoolRun:
             yield start, sequence.requests[begins[start] + shift : begins[end] + shift]
 
 
-class _Tally:
-    """Requests and calls of a steady step over all micro-batches; the history plays at most two of them.
+def _counts(plan: Plan, history: History) -> Callable[[int], int]:
+    """How often what begins at an event counts over all micro-batches, of which the history plays at most two.
 
     What the last of those does forward and backward, each that is left out does too.
     """
+    last = max((mark[2] for mark in history.marks), default=0)
+    left_out = max(0, plan.num_micro_batches - 1 - last)
+
+    def times(event: int) -> int:
+        phase, micro_batch, _, _ = moment_of(history, event)
+        return 1 + left_out * (phase in ("forward", "backward") and micro_batch == last)
+
+    return times
+
+
+class _Tally:
+    """Requests and calls of a steady step over all micro-batches."""
 
     def __init__(self, plan: Plan, history: History) -> None:
-        played = 1 + max((mark[2] for mark in history.marks), default=0)
-        self._more, self._last = max(0, plan.num_micro_batches - played), played - 1
-        self._history = history
+        self._times = _counts(plan, history)
         self.refill: _Tally | None = None
         self._requests, self.calls, self.sizes = Counter[str](), Counter[str](), Counter[str]()
 
     def add(self, event: int, requests: Iterable[Request], seen: tuple[dict[str, int], dict[str, int]]) -> None:
-        phase, micro_batch, _, _ = moment_of(self._history, event)
-        times = 1 + self._more * (phase in ("forward", "backward") and micro_batch == self._last)
-        kinds = [one[0] for one in requests]
-        for total, found in (
-            (
-                self._requests,
-                {"allocations": kinds.count(ALLOC), "frees": kinds.count(FREE) + kinds.count(REQUEST_FREE)},
-            ),
-            (self.calls, seen[0]),
-            (self.sizes, seen[1]),
-        ):
+        times, kinds = self._times(event), [one[0] for one in requests]
+        asked = {"allocations": kinds.count(ALLOC), "frees": kinds.count(FREE) + kinds.count(REQUEST_FREE)}
+        for total, found in ((self._requests, asked), (self.calls, seen[0]), (self.sizes, seen[1])):
             for name, count in found.items():
                 total[name] += times * count
 
@@ -307,16 +307,12 @@ def compression(history: History, plan: Plan) -> tuple[int, float]:
     history: as it is compressed. Micro-batches that it leaves out count as its last one does.
     """
     ratios = {TAG[name]: ratio for name, ratio in plan.memory.compress.items() if ratio > 1}
-    played = 1 + max((mark[2] for mark in history.marks), default=0)
-    more, found, kept_seconds = max(0, plan.num_micro_batches - played), 0.0, dict[int, float]()
+    times, found, kept_seconds = _counts(plan, history), 0.0, dict[int, float]()
     for index, (slot, size, _, tag) in enumerate(history.events):
         if size >= 0 and tag in ratios:
             kept_seconds[slot] = size * ratios[tag]
             if index >= history.steady:
-                phase, micro_batch, _, _ = moment_of(history, index)
-                found += kept_seconds[slot] * (
-                    1 + more * (phase in ("forward", "backward") and micro_batch == played - 1)
-                )
+                found += kept_seconds[slot] * times(index)
         elif size < 0 and index < history.steady:
             kept_seconds.pop(slot, None)
         if index == history.steady - 1:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemoryError
-from simulator.memory.history import History, step_reserved_bytes
-from simulator.memory.tape import FREE, FREE_LATER, Event
+from simulator.memory.history import History, played, step_reserved_bytes
+from simulator.memory.tape import DONE, Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,18 +73,10 @@ def drive(events: list[Event], allocator: CachingAllocator) -> Iterator[tuple[in
     """(index, event, its block) after each event has been played. Raises OutOfMemoryError where one does not fit."""
     blocks: dict[int, Block] = {}
     for index, event in enumerate(events):
-        slot, num_bytes, stream, _ = event
-        block = None
-        if num_bytes >= 0:
-            block = blocks[slot] = allocator.malloc(num_bytes, stream)
-        elif num_bytes in (FREE, FREE_LATER):
-            block = blocks.pop(slot)
-            if num_bytes == FREE_LATER:
-                allocator.record_stream(block, stream)
-            allocator.free(block)
-        else:
-            allocator.synchronize(stream)
-        yield index, event, block
+        slot, num_bytes, _, _ = event
+        freed = blocks.get(slot)
+        played((event,), allocator, blocks)
+        yield index, event, None if num_bytes == DONE else blocks.get(slot, freed)
 
 
 def under_pressure(

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -122,12 +123,32 @@ class Prices(Strict):
         remedy = f'a [[price]] with cluster = "{cluster.name}" or device = "{cluster.device.name}"'
         raise InputError.at("prices", f"no {noun} of {cluster.name}", remedy)
 
+    def cheapest(self, cluster: Cluster) -> Price:
+        """The first of the lowest. Raises InputError where there is none."""
+        return min(self.of(cluster), key=lambda price: price.gpu_hour)
+
+    def told(self, price: Price) -> dict[str, Any]:
+        """One of these as the fields of `AtPrice`."""
+        own = {name: getattr(price, name) for name in ("kind", "date", "source", "gpu_hour")}
+        return {**own, "currency": self.currency}
+
     def _matching(self, cluster: Cluster, kind: Kind | None) -> Iterator[Price]:
         for own in (True, False):
             for price in self.price:
                 named = price.cluster == cluster.name if own else price.device == cluster.device.name
                 if named and kind in (None, price.kind):
                     yield price
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtPrice:
+    """What money is told beside: the price that it is by."""
+
+    kind: Kind
+    currency: str
+    date: str
+    source: str
+    gpu_hour: float
 
 
 def cost(price: Price, num_devices: int, seconds: float) -> float:

@@ -180,8 +180,7 @@ def _sync_s(rollout: Rollout, model: Model, plan: Plan, cluster: Cluster) -> flo
     shards = plan.dp_shard * plan.cp if plan.zero == 3 else 1
     seconds = 0.0
     if shards > 1:
-        each = min(shards, cluster.gpus_per_node)
-        shape = GroupShape(num_ranks=shards, num_nodes=-(-shards // each), ranks_per_node=each, num_groups_per_node=1, spans_domain=shards > cluster.nvlink_domain_size)  # fmt: skip
+        shape = GroupShape.of_neighbours(cluster, shards)
         seconds += float(choose("all_gather", size, shape, cluster).time_s)
     if rollout.engine == "apart":
         rails = cluster.gpus_per_node

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from simulator.base import schema
 from simulator.cli import main
 from tests.campaign.seeds import seeds
 
@@ -248,6 +249,14 @@ ANSWERED = (f"predict {_GPT2} --seq-len 256 --brief --set plan.fsdp={{}}", "coll
 def test_a_value_that_was_a_traceback_is_answered(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command.split()) == 0
     assert capsys.readouterr().out
+
+
+def test_a_wrong_word_in_every_row_is_compared_with_the_known_ones_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    monkeypatch.setattr(schema, "close_names", lambda name, known: compared.append(name) or list(known)[:1])
+    for _ in range(3):
+        assert schema.nearest("a word of this test", ["full", "none"]) == "did you mean full?"
+    assert compared == ["a word of this test"]
 
 
 @pytest.mark.parametrize("filler", [b" ", b"\n", b","])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,8 +22,9 @@ import pytest
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import ordinary, owned_file, write_whole
 from simulator.base.schema import parse_toml
-from simulator.cli import WRITES, main, shardwise
+from simulator.cli import WRITES, _refused, main, shardwise
 from tests.campaign.seeds import ROOT
+from validate.players import guard
 
 PREDICT = "predict --model llama3.2-1b --cluster hgx-h100-8"
 CASES = {
@@ -110,6 +115,33 @@ def test_the_name_of_a_file_that_was_written_is_spelled_out(tmp_path: Path) -> N
     assert done.returncode == 0
     assert b"trace written to bell\\x07.json.gz" in done.stderr
     assert (tmp_path / "bell\x07.json.gz").is_file()
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "2>&- 0<&-"])
+def test_nobody_listens_to_stderr(tmp_path: Path, closed: str) -> None:
+    """The answer comes all the same, and no file that is written has the number that stderr had."""
+    command = (
+        f"{shlex.join([sys.executable, '-m', 'simulator.cli', *PREDICT.split(), '--trace', 't.json.gz'])} {closed}"
+    )
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, stdout=subprocess.PIPE, env=variables, check=False)
+    assert done.returncode == 0
+    assert b"step" in done.stdout
+    assert json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))
+
+
+def test_a_process_that_may_open_no_more_files_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    for number, place in ((errno.EMFILE, "this process"), (errno.ENOSPC, "stdout")):
+        assert _refused(OSError(number, os.strerror(number))) == ExitCode.RUN_FAILED
+        assert capsys.readouterr().err == f"shardwise: {place}: {os.strerror(number)}\n"
+
+
+def test_a_cache_that_cannot_be_written_costs_no_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler is played: the library lies in the run's own folder then."""
+    monkeypatch.setenv("SHARDWISE_CACHE", "/dev/null/cache")
+    monkeypatch.setattr(guard, "compiler", lambda: "c++")
+    monkeypatch.setattr(guard.subprocess, "run", lambda command, **_: Path(command[-1]).write_bytes(b"library"))
+    assert guard._compiled(tmp_path).parent == tmp_path
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -551,3 +553,58 @@ def test_sparse_gradients_are_their_rows(tmp_path: Path) -> None:
     assert update["aten.index_add_.default"] == 3 + 2 + 1  # averages and tables
     assert "which of 128 rows of a sparse gradient differ: all of them" in capture.answers
     assert not any("sparse" in name for name, _, _ in capture.signatures)
+
+
+OWN_NAMES = {
+    "validate.py": "import simulator.deep\n\n\ndef evaluate():\n    return simulator.deep.WORTH + simulator.WORTH\n",
+    "simulator/__init__.py": "WORTH = 1\n",
+    "simulator/deep.py": "WORTH = 2\n",
+    "selectors.py": "raise SystemExit('not mine')\n",  # python -m would find it before the library's
+    "train.py": """
+import torch
+from torch.distributed.fsdp import fully_shard
+import validate
+
+torch.distributed.init_process_group("nccl")
+model = torch.nn.Linear(64, 64, device="cuda")
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    model(torch.zeros(4, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    import simulator
+
+    assert validate.evaluate() == 3 and simulator.WORTH == 1
+""",
+}
+
+
+def test_a_repository_may_have_modules_of_our_names(tmp_path: Path) -> None:
+    """What it imports is its own, what this project imports stays this project's; in processes of their own, as from a shell."""
+    for name, text in OWN_NAMES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "simulator.cli",
+        "capture",
+        "train.py",
+        "--ranks",
+        "2",
+        "-o",
+        "step.capture.gz",
+    ]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == ExitCode.OK, ended.stderr
+    found = read_capture(tmp_path / "step.capture.gz")
+    assert [one for one in found.events[found.steady :] if one[0] == Kind.COLLECTIVE]
+
+
+def test_a_process_that_ends_itself_before_the_step_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "ends.py").write_text("import os\nos._exit(0)\n")
+    assert main(["capture", str(tmp_path / "ends.py"), "-o", str(tmp_path / "x.capture.gz")]) == ExitCode.BAD_INPUT
+    assert "its process ended with exit code 0 before its recorded step did" in capsys.readouterr().err
+    assert not (tmp_path / "x.capture.gz").exists()

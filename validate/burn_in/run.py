@@ -170,4 +170,4 @@ def _command(job: Burn, scratch: Path, rank: int, end_s: float) -> list[str]:
     )  # fmt: skip
     path = scratch / f"setting-{rank}.json"
     path.write_text(json.dumps(asdict(setting)), encoding="utf-8")
-    return [sys.executable, "-m", "validate.burn_in.worker", str(path)]
+    return [sys.executable, "-P", "-m", "validate.burn_in.worker", str(path)]

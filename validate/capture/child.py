@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from validate.capture.channel import Channel, NeverSentError
+from validate.capture.path import begin_at
 from validate.capture.ranks import FailedError, Ranks, RefusedError
 from validate.players import guard
 from validate.report import RankReport
@@ -151,10 +152,10 @@ def _target(name: str, arguments: list[str]) -> Callable[[], Any]:
     """A script, or module:function."""
     sys.argv = [name, *arguments]
     if name.endswith(".py"):
-        sys.path[0] = str(Path(name).resolve().parent)
+        begin_at(Path(name).resolve().parent)
         return lambda: runpy.run_path(name, run_name="__main__")
     module, _, function = name.partition(":")
-    sys.path[0] = str(Path.cwd())
+    begin_at(Path.cwd())
     try:
         found = getattr(importlib.import_module(module), function)
     except (ModuleNotFoundError, AttributeError) as exc:

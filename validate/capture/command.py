@@ -76,6 +76,7 @@ def captured_json(job: Job, progress: Callable[[int, str], None] | None = None) 
                     sys.executable,
                     "-W",
                     "ignore",
+                    "-P",
                     "-m",
                     "validate.capture.child",
                     str(scratch / "job.json"),

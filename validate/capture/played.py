@@ -63,6 +63,7 @@ def play_program(
                     sys.executable,
                     "-W",
                     "ignore",
+                    "-P",
                     "-m",
                     "validate.capture.player",
                     str(scratch / "job.json"),

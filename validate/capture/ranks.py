@@ -134,7 +134,7 @@ class Ranks:
                 continue
             del self._pids[rank]
             self._still_s = time.monotonic()
-            if status:
+            if status or not (self.folder / f"rank-{rank}.json").is_file():  # os._exit(0)
                 self._listen()
                 raise FailedError(*self._first_fault(rank, status))
 
@@ -143,7 +143,7 @@ class Ranks:
             code = os.waitstatus_to_exitcode(status)
             return (
                 "failed",
-                f"rank {rank}: its process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}",
+                f"rank {rank}: its process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'} before its recorded step did",
             )
         kind, text = self._faults[rank]
         return kind, text if len(self._captured_ranks) == 1 else f"rank {rank}: {text}"

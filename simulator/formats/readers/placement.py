@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from simulator.base.errors import Fault, PlanError
-from simulator.base.files import ordinary
-from simulator.base.schema import nearest, unreadable
+from simulator.base.schema import nearest, read_text
 from simulator.base.units import whole
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.rank_mapping import RankMapping, shortest
@@ -68,10 +67,7 @@ class _Table:
         self.faults += self._incomplete()
 
     def _lines(self) -> list[list[str]]:
-        try:
-            text = ordinary(self.path, _MAX_BYTES).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as exc:
-            raise PlanError(unreadable(self.path, exc)) from None
+        text = read_text(self.path, PlanError, _MAX_BYTES)
         return [line.split("\t") for line in text.splitlines()] or [[]]
 
     def _row(self, row: Mapping[str, str], place: str) -> Iterator[Fault]:

@@ -26,6 +26,5 @@ def read_spans(path: Path) -> Timeline:
 def _checked(span: Span) -> Span:
     """Raises ValueError where its times are none."""
     if not 0 <= float(span.start_s) <= float(span.end_s) < float("inf"):
-        msg = f"span {span.id} runs from {span.start_s} to {span.end_s}"
-        raise ValueError(msg)
+        raise ValueError(f"span {span.id} runs from {span.start_s} to {span.end_s}")
     return span

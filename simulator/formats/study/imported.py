@@ -57,9 +57,8 @@ def with_draft(
     if raw.get("model") is None and not (draft.faults and draft.format == "megatron"):
         problem = draft.model_unknown or "does not state the model"
         place = draft.places.get("model", draft.file)
-        if not any(
-            fault.place == place for fault in draft.faults
-        ):  # else what stands there cannot be read, and is reported
+        # else what stands there cannot be read, and is reported
+        if not any(fault.place == place for fault in draft.faults):
             # of a model that is named and not known, no other is proposed
             cure = () if draft.model_unknown else (("--model", str(DEFAULT["model"])),)
             faults.append(Fault(place, problem, "--model NAME or FILE", flags=cure))
@@ -137,21 +136,12 @@ def sources(draft: Draft, used_stack: str) -> Iterator[Source]:
 
 
 def _counted(draft: Draft) -> str:
-    words = {
-        "used": "used",
-        "no effect": "without effect",
-        "overruled": "overruled",
-        "not modelled": "not modelled",
-        "unknown": "unknown",
-    }
-    counts = {use: len(draft.named(use)) for use in words}
-    return ", ".join(f"{count} {words[use]}" for use, count in counts.items() if count) or "none"
+    counts = {use: len(draft.named(use)) for use in ("used", "no effect", "overruled", "not modelled", "unknown")}
+    counted = (f"{count} {'without effect' if use == 'no effect' else use}" for use, count in counts.items() if count)
+    return ", ".join(counted) or "none"
 
 
 def warnings(draft: Draft) -> list[str]:
     """Warnings: contradictions that the framework resolves, settings that are not modelled, and unknown settings."""
-    lines: list[str] = []
     heads = {"overruled": "overruled", "not modelled": "not modelled", "unknown": "unknown, and ignored"}
-    for use, head in heads.items():
-        lines += [f"{head}: {setting}" for setting in draft.named(use)]
-    return lines
+    return [f"{head}: {setting}" for use, head in heads.items() for setting in draft.named(use)]

@@ -14,6 +14,11 @@ LARGE_SEGMENT_BYTES = 20 * MIB  # segment of requests between 1 and 10 MiB, page
 MIN_OWN_SEGMENT_BYTES = 10 * MIB  # from here on a request gets a segment of its own ...
 SEGMENT_ROUND_BYTES = 2 * MIB  # ... rounded up to this
 UNLIMITED_BYTES = 2**62
+OnDriver = Callable[[str, int, int], None]  # (call, address, bytes)
+
+
+def ignore_call(call: str, address: int, num_bytes: int) -> None:
+    """Default listener: ignore the driver's calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

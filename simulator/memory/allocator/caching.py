@@ -24,17 +24,15 @@ from simulator.memory.allocator.blocks import (
     UNLIMITED_BYTES,
     AllocatorSettings,
     Block,
+    OnDriver,
     Pool,
+    ignore_call,
     least_expandable,
     round_request,
     segment_bytes,
     split,
 )
 from simulator.memory.allocator.expandable import ADOPTED_SPAN_BYTES, ExpandableSegments
-
-
-def _ignore_call(call: str, address: int, num_bytes: int) -> None:
-    """Default listener: ignore the driver's calls."""
 
 
 class OutOfMemoryError(ShardwiseError):
@@ -62,14 +60,14 @@ class CachingAllocator(ExpandableSegments):
         *,
         capacity_bytes: int | None = None,
         place: Callable[[int], int] | None = None,
-        on_driver: Callable[[str, int, int], None] | None = None,
+        on_driver: OnDriver | None = None,
     ) -> None:
         self.settings = settings or AllocatorSettings()
         self.capacity_bytes = UNLIMITED_BYTES if capacity_bytes is None else capacity_bytes
         self.pools: dict[tuple[int, bool], Pool] = {}
         self.segments: dict[int, tuple[int, Block]] = {}  # address -> (bytes, first block)
         self._place = place or self._next_address
-        self._on_driver = on_driver or _ignore_call
+        self._on_driver = on_driver or ignore_call
         self._top = 2**40
         self._pending: list[Block] = []
         self.allocated_bytes = self.peak_allocated_bytes = 0
@@ -102,14 +100,11 @@ class CachingAllocator(ExpandableSegments):
 
     def free(self, block: Block) -> None:
         """Give a block back. Blocks other streams still use stay active until `synchronize` of those streams."""
-        self.allocated_bytes -= block.size
-        self.requested_bytes -= block.requested
+        self.request_free(block)
         if block.uses:
             self._pending.append(block)
-            return
-        block.used = False
-        self.active_bytes -= block.size
-        self._coalesce(block)
+        else:
+            self.complete_free(block)
 
     def request_free(self, block: Block) -> None:
         """The program gives a block back that other streams may still read: active until `complete_free`."""
@@ -118,7 +113,9 @@ class CachingAllocator(ExpandableSegments):
 
     def complete_free(self, block: Block) -> None:
         """No stream uses the block any more, and its free was requested: release it."""
-        self._release(block)
+        block.used = False
+        self.active_bytes -= block.size
+        self._coalesce(block)
 
     def record_stream(self, block: Block, stream: int) -> None:
         """Another stream reads the block: a later `free` waits for it."""
@@ -133,7 +130,7 @@ class CachingAllocator(ExpandableSegments):
             if block.uses:
                 waiting.append(block)
             else:
-                self._release(block)
+                self.complete_free(block)
         self._pending = waiting
 
     def empty_cache(self) -> None:
@@ -275,11 +272,6 @@ class CachingAllocator(ExpandableSegments):
         return address
 
     # --- freeing
-
-    def _release(self, block: Block) -> None:
-        block.used = False
-        self.active_bytes -= block.size
-        self._coalesce(block)
 
     @override
     def _coalesce(self, block: Block) -> Block:

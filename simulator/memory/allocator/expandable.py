@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Callable
 
-from simulator.memory.allocator.blocks import UNLIMITED_BYTES, Block, Pool, merge, split
+from simulator.memory.allocator.blocks import UNLIMITED_BYTES, Block, OnDriver, Pool, merge, split
 
 ADOPTED_SPAN_BYTES = 2**41  # a recording does not say how far an expandable segment may grow: beyond any device
 
@@ -18,7 +18,7 @@ class ExpandableSegments(ABC):
     reserved_bytes: int
     segments: dict[int, tuple[int, Block]]
     _place: Callable[[int], int]
-    _on_driver: Callable[[str, int, int], None]
+    _on_driver: OnDriver
 
     @abstractmethod
     def _reserve(self, num_bytes: int) -> None:

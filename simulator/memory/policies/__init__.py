@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from simulator.memory.allocator import AllocatorSettings
-from simulator.memory.allocator.blocks import UNLIMITED_BYTES
+from simulator.memory.allocator.blocks import UNLIMITED_BYTES, OnDriver, ignore_call
 from simulator.memory.policies.arena import ArenaPool
-from simulator.memory.policies.base import ACTIVATION, PERSISTENT, TEMPORARY, OnDriver, Pool, ignore_call
+from simulator.memory.policies.base import ACTIVATION, PERSISTENT, TEMPORARY, Pool
 from simulator.memory.policies.buffer import BufferPool, buffer_bytes
 from simulator.memory.policies.caching import CachingPool, FirstFitAllocator
 from simulator.memory.policies.defrag import DefragPool

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from typing_extensions import override
 
-from simulator.memory.allocator.blocks import LARGE_SEGMENT_BYTES
-from simulator.memory.policies.base import FirstFitRange, OnDriver, OwnPool, Slot, ignore_call, rounded
+from simulator.memory.allocator.blocks import LARGE_SEGMENT_BYTES, OnDriver, ignore_call
+from simulator.memory.policies.base import FirstFitRange, OwnPool, Slot, rounded
 
 PAGE_BYTES = LARGE_SEGMENT_BYTES  # what a region grows by, as expandable segments do
 _REGION_SPAN = 2**60
@@ -55,12 +55,12 @@ class ArenaPool(OwnPool[tuple[Region, Slot]]):
 
     @override
     def request_free(self, handle: tuple[Region, Slot]) -> None:
-        self._allocated -= handle[1][1]
+        self.counts.allocated_bytes -= handle[1][1]
 
     @override
     def complete_free(self, handle: tuple[Region, Slot]) -> None:
         region, slot = handle
-        self._active -= slot[1]
+        self.counts.active_bytes -= slot[1]
         region.first_fit.take(slot)
 
     @override

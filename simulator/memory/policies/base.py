@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from collections.abc import Callable
-from typing import Generic, TypeVar
-
-from typing_extensions import override
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from simulator.memory.allocator import OutOfMemoryError
-from simulator.memory.allocator.blocks import MIN_BLOCK_BYTES, UNLIMITED_BYTES
+from simulator.memory.allocator.blocks import MIN_BLOCK_BYTES, UNLIMITED_BYTES, OnDriver, ignore_call
 
 # What a request is for, as far as a policy may ask. ACTIVATION: kept from the forward to the backward.
 PERSISTENT, ACTIVATION, TEMPORARY = range(3)
 KINDS = ("persistent", "activation", "temporary")
 
 HandleT = TypeVar("HandleT")
-OnDriver = Callable[[str, int, int], None]  # (call, address, bytes)
-
-
-def ignore_call(call: str, address: int, num_bytes: int) -> None:
-    """Default listener: ignore the driver's calls."""
 
 
 def rounded(num_bytes: int, unit: int = MIN_BLOCK_BYTES) -> int:
     """Up to a multiple of `unit`, at least one."""
     return max(unit, -(-num_bytes // unit) * unit)
+
+
+class Counts(Protocol):
+    """What a pool counts, as the caching allocator does too."""
+
+    allocated_bytes: int
+    active_bytes: int
+    reserved_bytes: int
+    num_retries: int
 
 
 class Pool(ABC, Generic[HandleT]):
@@ -36,25 +38,27 @@ class Pool(ABC, Generic[HandleT]):
     and only by its own stream, as without waiting for each other two streams cannot share it.
     """
 
+    counts: Counts
+
     @property
-    @abstractmethod
     def allocated_bytes(self) -> int:
         """Of blocks whose free was not requested, as they were rounded."""
+        return self.counts.allocated_bytes
 
     @property
-    @abstractmethod
     def active_bytes(self) -> int:
         """Of blocks that cannot be reused."""
+        return self.counts.active_bytes
 
     @property
-    @abstractmethod
     def reserved_bytes(self) -> int:
         """Taken from the driver."""
+        return self.counts.reserved_bytes
 
     @property
-    @abstractmethod
     def num_retries(self) -> int:
         """How often the cache was given back because a request did not fit beside it."""
+        return self.counts.num_retries
 
     @abstractmethod
     def malloc(self, num_bytes: int, stream: int, kind: int) -> HandleT:
@@ -81,51 +85,42 @@ class Pool(ABC, Generic[HandleT]):
         """(address, bytes) of what a block occupies."""
 
 
+@dataclass(slots=True)
+class OwnCounts:
+    """Of a pool that counts for itself."""
+
+    allocated_bytes: int = 0
+    active_bytes: int = 0
+    reserved_bytes: int = 0
+    num_retries: int = 0
+
+
 class OwnPool(Pool[HandleT]):
     """A pool that counts for itself what it takes from the driver."""
 
     def __init__(self, capacity_bytes: int | None = None, on_driver: OnDriver = ignore_call) -> None:
-        self._allocated = self._active = self._reserved = self._retries = 0
+        self.counts = OwnCounts()
         self._capacity = UNLIMITED_BYTES if capacity_bytes is None else capacity_bytes
         self._on_driver = on_driver
 
-    @property
-    @override
-    def allocated_bytes(self) -> int:
-        return self._allocated
-
-    @property
-    @override
-    def active_bytes(self) -> int:
-        return self._active
-
-    @property
-    @override
-    def reserved_bytes(self) -> int:
-        return self._reserved
-
-    @property
-    @override
-    def num_retries(self) -> int:
-        return self._retries
-
     def _count(self, size: int) -> None:
-        self._allocated += size
-        self._active += size
+        self.counts.allocated_bytes += size
+        self.counts.active_bytes += size
 
     def _take(self, call: str, address: int, num_bytes: int) -> None:
         """Take memory from the driver; the cache is emptied if that is what it needs. Raises OutOfMemoryError."""
-        if self._reserved + num_bytes > self._capacity:
-            self._retries += 1
+        counts = self.counts
+        if counts.reserved_bytes + num_bytes > self._capacity:
+            counts.num_retries += 1
             self.empty_cache()
-        if self._reserved + num_bytes > self._capacity:
-            msg = f"{num_bytes} bytes do not fit: {self._reserved} of {self._capacity} are reserved"
-            raise OutOfMemoryError(msg, self._reserved + num_bytes)
-        self._reserved += num_bytes
+        if counts.reserved_bytes + num_bytes > self._capacity:
+            msg = f"{num_bytes} bytes do not fit: {counts.reserved_bytes} of {self._capacity} are reserved"
+            raise OutOfMemoryError(msg, counts.reserved_bytes + num_bytes)
+        counts.reserved_bytes += num_bytes
         self._on_driver(call, address, num_bytes)
 
     def _give(self, call: str, address: int, num_bytes: int) -> None:
-        self._reserved -= num_bytes
+        self.counts.reserved_bytes -= num_bytes
         self._on_driver(call, address, num_bytes)
 
 

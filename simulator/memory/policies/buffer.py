@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing_extensions import override
 
 from simulator.memory.allocator import AllocatorSettings, Block
-from simulator.memory.allocator.blocks import SEGMENT_ROUND_BYTES
-from simulator.memory.policies.base import ACTIVATION, FirstFitRange, OnDriver, OwnPool, Slot, ignore_call, rounded
+from simulator.memory.allocator.blocks import SEGMENT_ROUND_BYTES, OnDriver, ignore_call
+from simulator.memory.policies.base import ACTIVATION, FirstFitRange, OwnPool, Slot, rounded
 from simulator.memory.policies.caching import CachingPool
 
 _BASE = 2**60
@@ -55,13 +55,13 @@ class BufferPool(OwnPool["Block | Slot"]):
 
     def _rest_call(self, call: str, address: int, num_bytes: int) -> None:
         taken = call in ("segment_alloc", "segment_map")
-        self._reserved += num_bytes if taken else -num_bytes
+        self.counts.reserved_bytes += num_bytes if taken else -num_bytes
         self._on_driver(call, address, num_bytes)
 
     @property
     @override
     def num_retries(self) -> int:
-        return self._retries + self._rest.num_retries
+        return self.counts.num_retries + self._rest.num_retries
 
     @override
     def malloc(self, num_bytes: int, stream: int, kind: int) -> Block | Slot:
@@ -79,11 +79,11 @@ class BufferPool(OwnPool["Block | Slot"]):
     def request_free(self, handle: Block | Slot) -> None:
         if isinstance(handle, Block):
             self._rest.request_free(handle)
-        self._allocated -= _size(handle)
+        self.counts.allocated_bytes -= _size(handle)
 
     @override
     def complete_free(self, handle: Block | Slot) -> None:
-        self._active -= _size(handle)
+        self.counts.active_bytes -= _size(handle)
         if isinstance(handle, Block):
             self._rest.complete_free(handle)
         else:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing_extensions import override
 
 from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator
-from simulator.memory.allocator.blocks import UNLIMITED_BYTES
+from simulator.memory.allocator.blocks import UNLIMITED_BYTES, OnDriver, ignore_call
 from simulator.memory.allocator.blocks import Pool as StreamPool
-from simulator.memory.policies.base import HandleT, OnDriver, Pool, ignore_call
+from simulator.memory.policies.base import HandleT, Pool
 
 
 class FirstFitAllocator(CachingAllocator):
@@ -36,27 +36,8 @@ class FirstFitAllocator(CachingAllocator):
 class AllocatorPool(Pool[HandleT]):
     """What a caching allocator counts, as a pool."""
 
-    _allocator: CachingAllocator
-
-    @property
-    @override
-    def allocated_bytes(self) -> int:
-        return self._allocator.allocated_bytes
-
-    @property
-    @override
-    def active_bytes(self) -> int:
-        return self._allocator.active_bytes
-
-    @property
-    @override
-    def reserved_bytes(self) -> int:
-        return self._allocator.reserved_bytes
-
-    @property
-    @override
-    def num_retries(self) -> int:
-        return self._allocator.num_retries
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self._allocator = self.counts = allocator
 
     @override
     def empty_cache(self) -> None:
@@ -79,7 +60,7 @@ class CachingPool(AllocatorPool[Block]):
         kind: type[CachingAllocator] = CachingAllocator,
         place: Callable[[int], int] | None = None,
     ) -> None:
-        self._allocator = kind(settings, capacity_bytes=capacity_bytes, on_driver=on_driver, place=place)
+        super().__init__(kind(settings, capacity_bytes=capacity_bytes, on_driver=on_driver, place=place))
 
     @override
     def malloc(self, num_bytes: int, stream: int, kind: int) -> Block:

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from typing_extensions import override
 
 from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator
-from simulator.memory.allocator.blocks import MIN_BLOCK_BYTES, SMALL_BYTES, split
+from simulator.memory.allocator.blocks import MIN_BLOCK_BYTES, SMALL_BYTES, OnDriver, ignore_call, split
 from simulator.memory.allocator.blocks import Pool as StreamPool
-from simulator.memory.policies.base import OnDriver, ignore_call
 from simulator.memory.policies.caching import AllocatorPool
 
 SHARE = 0.15  # free of what is reserved, above which it acts: what tuning guides call fragmented
@@ -31,7 +30,8 @@ class DefragPool(AllocatorPool[Cell]):
     def __init__(
         self, settings: AllocatorSettings, capacity_bytes: int | None = None, on_driver: OnDriver = ignore_call
     ) -> None:
-        self._allocator: _Compacting = _Compacting(settings, capacity_bytes=capacity_bytes, on_driver=on_driver)
+        self._allocator: _Compacting
+        super().__init__(_Compacting(settings, capacity_bytes=capacity_bytes, on_driver=on_driver))
         self._on_driver = on_driver
         self._cells: dict[int, Cell] = {}  # address -> of blocks that may move
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing_extensions import override
 
 from simulator.memory.allocator import AllocatorSettings, Block
-from simulator.memory.allocator.blocks import SEGMENT_ROUND_BYTES, SMALL_BYTES
-from simulator.memory.policies.base import OnDriver, OwnPool, ignore_call
+from simulator.memory.allocator.blocks import SEGMENT_ROUND_BYTES, SMALL_BYTES, OnDriver, ignore_call
+from simulator.memory.policies.base import OwnPool
 from simulator.memory.policies.caching import CachingPool
 
 BLOCK_BYTES = SEGMENT_ROUND_BYTES  # the smallest that the driver maps
@@ -94,11 +94,11 @@ class FixedPool(OwnPool["Block | Taken"]):
     def request_free(self, handle: Block | Taken) -> None:
         if isinstance(handle, Block):
             self._small.request_free(handle)
-        self._allocated -= self._size(handle)
+        self.counts.allocated_bytes -= self._size(handle)
 
     @override
     def complete_free(self, handle: Block | Taken) -> None:
-        self._active -= self._size(handle)
+        self.counts.active_bytes -= self._size(handle)
         if isinstance(handle, Block):
             self._small.complete_free(handle)
         else:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from simulator.memory.allocator import segment_bytes
-from simulator.memory.policies.base import OnDriver, OwnPool, ignore_call, rounded
+from simulator.memory.allocator.blocks import OnDriver, ignore_call
+from simulator.memory.policies.base import OwnPool, rounded
 
 
 @dataclass(slots=True, eq=False)
@@ -58,12 +59,12 @@ class SlabPool(OwnPool[tuple[Slab, int]]):
 
     @override
     def request_free(self, handle: tuple[Slab, int]) -> None:
-        self._allocated -= handle[0].slot_bytes
+        self.counts.allocated_bytes -= handle[0].slot_bytes
 
     @override
     def complete_free(self, handle: tuple[Slab, int]) -> None:
         slab, offset = handle
-        self._active -= slab.slot_bytes
+        self.counts.active_bytes -= slab.slot_bytes
         if not slab.free:
             self._open[slab.stream, slab.slot_bytes].append(slab)
         slab.free.append(offset)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd, lcm, prod
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +62,29 @@ class GroupShape:
     local_blocks: tuple[Digit, ...] = ()
     patterns: tuple[Pattern, ...] = ()
     off_rail: float = 0.0
+
+    @classmethod
+    def of_neighbours(cls, cluster: Cluster, num_ranks: int, num_groups_per_node: int = 1) -> Self:
+        """So many GPUs one behind another, node by node."""
+        gpus = cluster.gpus_per_node
+        return cls(
+            num_ranks=num_ranks,
+            num_nodes=-(-num_ranks // gpus),
+            ranks_per_node=min(num_ranks, gpus),
+            num_groups_per_node=num_groups_per_node,
+            spans_domain=num_ranks > cluster.nvlink_domain_size,
+        )
+
+    @classmethod
+    def dealt(cls, cluster: Cluster, num_ranks: int, num_nodes: int, num_groups_per_node: int = 1) -> Self:
+        """Ranks dealt evenly to so many nodes, whose other GPUs are idle or in other groups."""
+        return cls(
+            num_ranks=num_ranks,
+            num_nodes=num_nodes,
+            ranks_per_node=-(-num_ranks // num_nodes),
+            num_groups_per_node=num_groups_per_node,
+            spans_domain=num_nodes * cluster.gpus_per_node > cluster.nvlink_domain_size,
+        )
 
 
 class Mesh:

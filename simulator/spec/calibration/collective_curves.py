@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -28,6 +28,7 @@ NO_COPIES = "FI_CXI_DISABLE_NON_INJECT_MSG_IDC=1"  # a setting of the network's 
 DOUBLING_SIGMA, PAIRS_DOUBLING_SIGMA = 0.035, 0.055
 REFIT = "python experiments/fit_collectives.py"
 
+Names = Annotated[tuple[str, ...], Field(strict=False)]  # lists, in JSON
 Family = Literal["nvlink", "pcie", "host"]
 # direct: GPU to GPU. host: both PCIe links and the memory of one socket between them. sockets: over both sockets' memory.
 Transport = Literal["direct", "host", "sockets"]
@@ -96,7 +97,7 @@ class LinkClass(Strict):
     quality: Quality
     source: str
     machines: dict[str, float | None] = {}
-    priors: tuple[str, ...] = ()
+    priors: Names = ()
 
     def mode(self, algorithm: str, protocol: str) -> Mode:
         """The curve of one algorithm and protocol. Raises CalibrationError naming the recipe that would supply it."""
@@ -139,9 +140,9 @@ class NetworkCurves(LinkClass):
     nic_bytes_per_s: of the NICs that were measured, where the host copies what they send (TCP) and not the wire limits it; 0 elsewhere.
     """
 
-    kinds: tuple[str, ...]
-    when: tuple[str, ...] = ()
-    waiting: tuple[str, ...] = ()
+    kinds: Names
+    when: Names = ()
+    waiting: Names = ()
     copied_bytes: int = Field(ge=0, default=0)
     max_nodes: int = Field(ge=0, default=0)
     nic_bytes_per_s: float = Field(ge=0, default=0.0)
@@ -228,15 +229,15 @@ class LinkCurves(Strict):
     ideal_links: bool = False
     library: Literal["nccl", "gloo"] = "nccl"
     compute_share: float | None = Field(ge=0, le=0.9, default=None)
-    ports: tuple[PortCurves, ...] = ()
-    networks: tuple[NetworkCurves, ...] = ()
+    ports: tuple[PortCurves, ...] = Field(strict=False, default=())
+    networks: tuple[NetworkCurves, ...] = Field(strict=False, default=())
     provenance: dict[str, str] = {}
     learned: LearnedLinks | None = None
 
     @classmethod
     def load(cls, path: str | Path = DEFAULT_FILE) -> Self:
         """From a file, all faults at once as CalibrationError."""
-        return cls.parse(_tuples(read_json(Path(path), CalibrationError)), str(path), CalibrationError)
+        return cls.parse(read_json(Path(path), CalibrationError), str(path), CalibrationError)
 
     @classmethod
     def ideal(cls) -> Self:
@@ -321,15 +322,3 @@ def pipeline_fill_s(mode: Mode, transfer_s: float, depth: float = 1.0) -> float:
 def default_curves() -> LinkCurves:
     """The curves shipped with the project."""
     return LinkCurves.load()
-
-
-def _tuples(data: object) -> object:
-    """JSON has no tuples; strict models want them where a field is one."""
-    if not isinstance(data, dict):
-        return data
-    lists = {
-        key: data[key]
-        for key in ("ports", "networks", "kinds", "priors", "when", "waiting")
-        if isinstance(data.get(key), list)
-    }
-    return {**data, **{key: tuple(_tuples(item) for item in value) for key, value in lists.items()}}

@@ -225,8 +225,7 @@ class AttentionCurve(Strict):
     def _head_dims_are_integers(self) -> Self:
         wrong = [k for k in self.e_max if not k.isdecimal()]
         if wrong:
-            msg = f"e_max: head_dim {', '.join(map(repr, wrong))} is not a whole number"
-            raise ValueError(msg)
+            raise ValueError(f"e_max: head_dim {', '.join(map(repr, wrong))} is not a whole number")
         return self
 
     def peak_fraction(self, head_dim: int) -> float:

@@ -126,14 +126,16 @@ class Cluster(Topology):
 
     def with_nodes(self, num_nodes: int) -> Self:
         """The same nodes, `num_nodes` of them. Raises ClusterError."""
-        data = {field: getattr(self, field) for field in type(self).model_fields}
-        return self.parse({**data, "num_nodes": num_nodes}, self.name, ClusterError)
+        return self._changed(self.name, num_nodes=num_nodes)
 
     def with_measured(self, found: Sequence[object], place: str) -> Self:
         """The same with these bandwidths as what its links were seen to give (measured.Bandwidth). Raises ClusterError."""
-        data = {field: getattr(self, field) for field in type(self).model_fields}
-        fabric = self.fabric.model_dump() | {"measured": tuple(found)}
-        return self.parse({**data, "fabric": fabric}, place, ClusterError)
+        return self._changed(place, fabric=self.fabric.model_dump() | {"measured": tuple(found)})
+
+    def _changed(self, place: str, **fields: object) -> Self:
+        """The same with other fields, judged anew. Raises ClusterError."""
+        own = {field: getattr(self, field) for field in type(self).model_fields}
+        return self.parse({**own, **fields}, place, ClusterError)
 
     @property
     def usual(self) -> Self:
@@ -142,8 +144,7 @@ class Cluster(Topology):
 
     def with_rank_mapping(self, seats: Sequence[int]) -> Self:
         """The same GPUs with ranks on other ones of them; none: rank r on GPU r. Raises ClusterError."""
-        data = {field: getattr(self, field) for field in type(self).model_fields}
-        return self.parse({**data, "seats": tuple(seats)}, self.name, ClusterError)
+        return self._changed(self.name, seats=tuple(seats))
 
     @property
     def rails(self) -> Mapping[int, tuple[int, ...]]:

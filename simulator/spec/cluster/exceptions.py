@@ -42,8 +42,7 @@ def _text(value: object) -> object:
 
 def _is_span(value: str) -> str:
     if not _SPANS.fullmatch(value):
-        msg = f"{value!r} is not a list of numbers such as '0-3,7'"
-        raise ValueError(msg)
+        raise ValueError(f"{value!r} is not a list of numbers such as '0-3,7'")
     return value
 
 
@@ -103,7 +102,7 @@ def numbers_of(span: str) -> list[int]:
 def exception_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     """Every fault of a file's exceptions that their single fields do not show; fields that are malformed are skipped."""
     given = data.get("exceptions")
-    listed = list(map(_table, given)) if isinstance(given, list | tuple) else []
+    listed = list(map(as_table, given)) if isinstance(given, list | tuple) else []
     seen: dict[tuple[str, int, int], int] = {}
     for index, one in enumerate(listed):
         where = f"{place}: exceptions[{index}]"
@@ -137,7 +136,7 @@ def _reach(one: Mapping[str, object], data: Mapping[str, object], where: str) ->
 
 def _links(one: Mapping[str, object], data: Mapping[str, object], where: str) -> Iterator[Fault]:
     """Links that a shape cannot have different on one node."""
-    intra, inter = _table(data.get("intra")), _table(data.get("inter"))
+    intra, inter = as_table(data.get("intra")), as_table(data.get("inter"))
     shape = intra.get("shape")
     near = [name for name in ("intra_kind", "intra_bytes_per_s") if one.get(name) is not None]
     kind = one.get("intra_kind")
@@ -165,7 +164,7 @@ def _devices(one: Mapping[str, object], data: Mapping[str, object], where: str) 
         yield Fault(f"{where}.device", problem, "GPUs of one vendor")
     links = usual_links(device.name)
     stated = one.get("intra_kind") is not None and one.get("intra_bytes_per_s") is not None
-    if _table(data.get("intra")).get("shape") == "switch" and links is None and not stated:
+    if as_table(data.get("intra")).get("shape") == "switch" and links is None and not stated:
         problem = f"no rule says by which links a {device.name} hangs on a switch"
         yield Fault(f"{where}.device", problem, "intra_kind and intra_bytes_per_s with it")
     if device.name == usual.name and device != usual:
@@ -186,7 +185,7 @@ def _memory(one: Mapping[str, object], data: Mapping[str, object], where: str) -
 
 def _rails(one: Mapping[str, object], data: Mapping[str, object], where: str) -> Iterator[Fault]:
     """Rails that are not a permutation of the NICs, and fabrics without rails."""
-    rails, inter, fabric = one.get("rails"), _table(data.get("inter")), _table(data.get("fabric"))
+    rails, inter, fabric = one.get("rails"), as_table(data.get("inter")), as_table(data.get("fabric"))
     if not isinstance(rails, list | tuple):
         return
     if fabric.get("kind", "rail_optimised") != "rail_optimised":
@@ -223,7 +222,8 @@ def _device(value: object) -> Device | None:
         return None  # its own field says so
 
 
-def _table(value: object) -> Mapping[str, object]:
+def as_table(value: object) -> Mapping[str, object]:
+    """A table of a file, or the fields of what it became; nothing for anything else, which is a fault of its own field."""
     if isinstance(value, Mapping):
         return value
     return value.__dict__ if isinstance(value, Strict) else {}

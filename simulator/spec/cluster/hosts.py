@@ -148,14 +148,19 @@ def _kind_faults(kind: str | None) -> list[Fault]:
 def _intra(intra: Mapping[str, Any], kind: str | None, gpus: int, usual: int) -> dict[str, Any]:
     """The stated kind at its data-sheet rate; else the first `gpus` of the usual node, with the links between them."""
     if kind is not None and kind != intra["kind"]:
-        shape = "pcie" if kind.startswith("pcie") else "switch"
-        return {**intra, "kind": kind, "shape": shape, "bytes_per_s": _ONE_WAY[kind], "edges": ()}
+        return _of_kind(intra, kind)
     if intra["edges"]:
         edges = tuple(edge for edge in intra["edges"] if max(edge["src"], edge["dst"]) < gpus)
         return {**intra, "edges": edges} if edges else {**intra, "shape": "mesh", "edges": ()}
     if intra["shape"] == "mesh" and gpus > 1:  # a pair's cable stays what it is
         return {**intra, "bytes_per_s": intra["bytes_per_s"] * (gpus - 1) / (usual - 1)}
     return dict(intra)
+
+
+def _of_kind(intra: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Links of another kind at its data sheet's rate."""
+    shape = "pcie" if kind.startswith("pcie") else "switch"
+    return {**intra, "kind": kind, "shape": shape, "bytes_per_s": _ONE_WAY[kind], "edges": ()}
 
 
 def other_intra(intra: Mapping[str, Any], host: Mapping[str, Any] | None, kind: str) -> dict[str, Any]:
@@ -167,8 +172,7 @@ def other_intra(intra: Mapping[str, Any], host: Mapping[str, Any] | None, kind: 
         faults = _kind_faults(kind)
         if faults:
             raise ClusterError(replace(fault, place="link.intra") for fault in faults)
-        shape = "pcie" if kind.startswith("pcie") else "switch"
-        return {**intra, "kind": kind, "shape": shape, "bytes_per_s": _ONE_WAY[kind], "edges": ()}
+        return _of_kind(intra, kind)
     if host is None:
         remedy = "link.intra=pcie4 or pcie5, or [host] in the cluster file"
         raise ClusterError.at("link.intra", "the nodes state no link to their host", remedy)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from simulator.base.errors import Fault
 from simulator.base.units import UnitError, parse_bytes_per_s
-from simulator.spec.cluster.exceptions import exception_faults
+from simulator.spec.cluster.exceptions import as_table, exception_faults
 from simulator.spec.cluster.measured import read_measured, wire_faults
 from simulator.spec.cluster.parts import MAX_NODES
 from simulator.spec.cluster.rank_mapping import rank_mapping_faults
@@ -154,7 +154,7 @@ def _nic_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     """Cards: as many places as NICs, each beside GPUs that exist and share a socket, or on a socket."""
     inter, gpus, where = _table(data, "inter"), _int(data, "gpus_per_node"), f"{place}: inter.cards"
     given = inter.get("cards")
-    nics = [_mapping(nic) for nic in given] if isinstance(given, list | tuple) else []
+    nics = [as_table(nic) for nic in given] if isinstance(given, list | tuple) else []
     if not nics or gpus is None:
         return
     count = inter.get("num_nics")
@@ -188,7 +188,7 @@ def _level_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     levels = fabric.get("above")
     below = leaf
     for index, level in enumerate(levels if isinstance(levels, list | tuple) else ()):
-        nodes = _int(_mapping(level), "nodes")
+        nodes = _int(as_table(level), "nodes")
         if nodes is not None and below is not None and (nodes <= below or nodes % below):
             problem = f"{nodes} nodes above switches of {below}"
             yield Fault(f"{where}.above[{index}]", problem, f"as {2 * below}: several of them")
@@ -213,10 +213,6 @@ def _measured_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     yield from wire_faults(found, where, gpus_per_node=gpus, domain=domain, port=port, node=node)
 
 
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else _table({"": value}, "")
-
-
 def _sets(value: object) -> list[list[int]]:
     """Lists of whole numbers; what is anything else is a fault of its own field."""
     lists = value if isinstance(value, list | tuple) else ()
@@ -224,16 +220,13 @@ def _sets(value: object) -> list[list[int]]:
 
 
 def _table(data: Mapping[str, object], key: str) -> Mapping[str, object]:
-    value = data.get(key)
-    if isinstance(value, Mapping):
-        return value
-    return value.__dict__ if hasattr(value, "__dict__") else {}
+    return as_table(data.get(key))
 
 
 def _edges(data: Mapping[str, object]) -> list[Mapping[str, object]]:
     edges = _table(data, "intra").get("edges")
     found = list(edges) if isinstance(edges, list | tuple) else []
-    return [e if isinstance(e, Mapping) else e.__dict__ for e in found if isinstance(e, Mapping) or hasattr(e, "src")]
+    return [as_table(one) for one in found if isinstance(one, Mapping) or hasattr(one, "src")]
 
 
 def _int(data: Mapping[str, object], key: str) -> int | None:

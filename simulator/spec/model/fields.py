@@ -124,8 +124,7 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
         data = filled
         if _is_count(heads) and _is_count(width) and data.get("head_dim") is None:
             if width % heads:
-                msg = f"d_model {width} is not a multiple of num_heads {heads}: give head_dim"
-                raise ValueError(msg)
+                raise ValueError(f"d_model {width} is not a multiple of num_heads {heads}: give head_dim")
             filled["head_dim"] = width // heads
         return filled
 

@@ -47,11 +47,9 @@ class Mamba(Strict):
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if self.num_heads % self.num_groups:
-            msg = f"num_heads {self.num_heads} is not a multiple of num_groups {self.num_groups}"
-            raise ValueError(msg)
+            raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_groups {self.num_groups}")
         if (self.kind == "mamba1") != (self.dt_rank > 0):
-            msg = f"a {self.kind} mixer has {'a' if self.kind == 'mamba1' else 'no'} dt_rank"
-            raise ValueError(msg)
+            raise ValueError(f"a {self.kind} mixer has {'a' if self.kind == 'mamba1' else 'no'} dt_rank")
         return self
 
     @property

@@ -71,8 +71,7 @@ def _parsed(text: str) -> _Word:
     """Raises ValueError where it is no word."""
     found = _WORD.fullmatch(text)
     if found is None:
-        msg = f"{text!r} names no module: for example mlp, layers.0-11, layers.0-11.mlp, q:32 (its rank)"
-        raise ValueError(msg)
+        raise ValueError(f"{text!r} names no module: for example mlp, layers.0-11, layers.0-11.mlp, q:32 (its rank)")
     first, dash, end, name, rank = found.groups()
     last = end or (f"{_END}" if dash else first)
     word = _Word(int(first or -1), int(last or -1), _ALSO.get(name, name), int(rank or 0))
@@ -81,8 +80,7 @@ def _parsed(text: str) -> _Word:
         raise ValueError(msg)
     if not (word.name in _KNOWN or (not word.name and first is not None) or set(word.name) & set("*?[")):
         nearby = nearest(word.name, _KNOWN) or "for example attention, mlp, q, v"
-        msg = f"{text!r} names no module: {nearby}"
-        raise ValueError(msg)
+        raise ValueError(f"{text!r} names no module: {nearby}")
     return word
 
 
@@ -156,8 +154,7 @@ class PeftPlan(Strict):
     def _rankless(cls, words: tuple[str, ...]) -> tuple[str, ...]:
         for word in words:
             if _parsed(word).rank:
-                msg = f"{word!r}: a rank is of pairs, which lora_targets names"
-                raise ValueError(msg)
+                raise ValueError(f"{word!r}: a rank is of pairs, which lora_targets names")
         return words
 
     @property

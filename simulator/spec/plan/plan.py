@@ -187,8 +187,7 @@ class Plan(Nested):
             return data
         stage = _STRATEGY_ZERO[word]
         if data.get("zero", stage) != stage:
-            msg = f"sharding_strategy {word} means zero = {stage}, not {data['zero']}: give one"
-            raise ValueError(msg)
+            raise ValueError(f"sharding_strategy {word} means zero = {stage}, not {data['zero']}: give one")
         return {**data, "zero": stage, "data_parallel": data.get("data_parallel") or "fsdp1"}
 
     @property

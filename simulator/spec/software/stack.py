@@ -53,6 +53,7 @@ _FITTED = (
     "experts_sigma",
 )
 _COEFFICIENTS = (*_HOST_TIMES, *_FITTED)  # measured or fitted: a file that sets one must say where it comes from
+_OF_ENGINES = ("request_s", "token_s", "stream_s", "accept_s", "nccl_factor", "sequence_s", "all_reduce")  # likewise
 _MAX_CALIBRATION_RUNS = 6
 # Products inside whole eager steps of one H200 ran within 1 % of what the power cap leaves them there, colder caches and
 # all (experiments/fit_stacks.py, torch-2.11-eager). The prior for every stack that nobody calibrated.
@@ -110,19 +111,11 @@ class Stack(Nested):
         if efficiencies and not self.sources.get("attention_efficiency"):
             problems.append("attention efficiencies are set, and `sources` has no attention_efficiency")
         if self.engine is not None:
-            timed = {
-                "request_s": self.engine.request_s,
-                "token_s": self.engine.token_s,
-                "stream_s": self.engine.stream_s,
-                "accept_s": self.engine.accept_s,
-                "nccl_factor": self.engine.nccl_factor != 1,
-                "sequence_s": self.engine.sequence_s,
-                "all_reduce": self.engine.all_reduce,
-            }
             problems += [
                 f"engine.{name} is set, and `sources` does not say where it comes from"
-                for name, value in timed.items()
-                if value and not self.sources.get(f"engine_{name}")
+                for name in _OF_ENGINES
+                if getattr(self.engine, name) != Engine.model_fields[name].default
+                and not self.sources.get(f"engine_{name}")
             ]
         runs = self.fitted.calibration_runs
         if len(runs) > _MAX_CALIBRATION_RUNS or len(set(runs)) < len(runs):

@@ -73,7 +73,7 @@ def resolve(row: CollectiveRow) -> CollectiveRun:
         kind=KINDS[row.collective],
         size_bytes=row.size_bytes,
         cluster=cluster,
-        shape=_shape(cluster, ranks, nodes),
+        shape=GroupShape.dealt(cluster, ranks, nodes),
         nccl=_software(row.nccl_version, row.algo_env, row.proto_env, row.notes, logged=bool(logged)),
         network=network_of(Links.of(cluster)) if nodes > 1 and cluster.inter else "",
         assumed=_assumed(row, network, cluster),
@@ -207,14 +207,3 @@ def _inter(
     kind, rdma = network or (inter["kind"], inter["rdma"])
     rate = inter["nic_bytes_per_s"] if bytes_per_s is None else bytes_per_s / inter["num_nics"]
     return {**inter, "kind": kind, "rdma": rdma, "nic_bytes_per_s": rate}
-
-
-def _shape(cluster: Cluster, ranks: int, nodes: int) -> GroupShape:
-    """One group; the GPUs of its nodes that it leaves out are idle."""
-    return GroupShape(
-        num_ranks=ranks,
-        num_nodes=nodes,
-        ranks_per_node=ranks // nodes,
-        num_groups_per_node=1,
-        spans_domain=nodes * cluster.gpus_per_node > cluster.nvlink_domain_size,
-    )

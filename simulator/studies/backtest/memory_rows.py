@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -31,15 +31,6 @@ _MEASURED = {
 _stack = cache(Stack.load)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrackedRun:
-    """A row made concrete."""
-
-    model: Model
-    plan: Plan
-    stack: Stack
-
-
 def started(row: MemoryRow) -> RowOutcome:
     """The outcome of a row before its prediction."""
     return RowOutcome(
@@ -57,8 +48,7 @@ def started(row: MemoryRow) -> RowOutcome:
 
 def judged(row: MemoryRow, start: RowOutcome) -> RowOutcome:
     """The row predicted. Raises RefusedError, PlanError or ModelError."""
-    run = resolve_memory(row)
-    predicted = tracked_phase_bytes(run.model, run.plan, run.stack, cuda=row.device == "cuda").as_dict()
+    predicted = tracked_phase_bytes(*resolve_memory(row), cuda=row.device == "cuda").as_dict()
     return replace(
         start,
         status="ok",
@@ -67,7 +57,7 @@ def judged(row: MemoryRow, start: RowOutcome) -> RowOutcome:
     )
 
 
-def resolve_memory(row: MemoryRow) -> TrackedRun:
+def resolve_memory(row: MemoryRow) -> tuple[Model, Plan, Stack]:
     """Model, plan and stack of a row, by the rules of docs/reference/memory-table.md.
 
     Raises RefusedError with every reason found, or PlanError, ModelError where the inputs refuse.
@@ -79,7 +69,7 @@ def resolve_memory(row: MemoryRow) -> TrackedRun:
     if row.n_params not in (None, model.num_parameters):
         detail = f"n_params = {row.n_params:,}, a Llama of these sizes has {model.num_parameters:,}"
         raise RefusedError(("another model", detail))
-    return TrackedRun(model=model, plan=plan, stack=_stack(plan.stack))
+    return model, plan, _stack(plan.stack)
 
 
 def _inexpressible(row: MemoryRow) -> Iterator[tuple[str, str]]:

@@ -152,8 +152,9 @@ def percent(value: float | None, *, signed: bool = False) -> str:
 
 def render_serving(report: ServingReport) -> RenderableType:
     """Tables for a rich console."""
-    parts: list[RenderableType] = [Text(headline(report)), _serving_table(report)]
-    return Lines(*parts, *(Text(line) for line in _left_out_of_servers(report)))
+    columns = (f"Column not read: {column}" for column in report.unread)
+    lines = (*columns, *_refused(report.outcomes), *faulty(report.outcomes))
+    return Lines(Text(headline(report)), _serving_table(report), *map(Text, lines))
 
 
 def _serving_table(report: ServingReport) -> Table:
@@ -165,13 +166,6 @@ def _serving_table(report: ServingReport) -> Table:
         cells = _score_cells(group, group.score, group.spearman, group.coverage_90)
         table.add_row(group.source, group.engine, group.gpu, group.metric, *cells, *_baselines(group.baselines))
     return table
-
-
-def _left_out_of_servers(report: ServingReport) -> Iterator[str]:
-    for column in report.unread:
-        yield f"Column not read: {column}"
-    yield from _refused(report.outcomes)
-    yield from faulty(report.outcomes)
 
 
 def render_collectives(report: CollectivesReport) -> RenderableType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from simulator.play.lower import lowered
@@ -16,10 +16,10 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.spec.prices import Kind, Prices, cost
+from simulator.spec.prices import AtPrice, Prices, cost
 from simulator.spec.software.stack import Stack
 from simulator.studies.compare.ablations import Gain, ablated, ablated_program
-from simulator.studies.search.front import pareto
+from simulator.studies.search.front import SECONDS_PER_DAY, pareto
 from simulator.work.captured.capture import Capture
 
 SCHEMA_VERSION: Final = 2  # rises when a key is removed or changes its meaning; new keys do not raise it
@@ -125,11 +125,17 @@ def compare(
     rows: list[Compared] = []
     for subject in subjects:
         prediction = subject.predicted()
-        gains = _gains(subject, prediction) if ablate else ()
-        row = compared(subject, prediction, rows[0] if rows else None, gains)
-        costs = costs_of(prediction, subject.cluster, subject.prices, run_tokens) if subject.prices else ()
-        counters = subject.counters(prediction) if count else None
-        rows.append(replace(row, costs=costs, counters=counters, served_tokens_per_s=subject.served(prediction)))
+        rows.append(
+            Compared(
+                subject=subject,
+                prediction=prediction,
+                against_first=_against(subject, prediction, rows[0]) if rows else None,
+                gains=_gains(subject, prediction) if ablate else (),
+                costs=costs_of(prediction, subject.cluster, subject.prices, run_tokens) if subject.prices else (),
+                counters=subject.counters(prediction) if count else None,
+                served_tokens_per_s=subject.served(prediction),
+            )
+        )
     return Comparison(rows=tuple(rows))
 
 
@@ -145,17 +151,10 @@ def _gains(subject: Subject, prediction: Prediction) -> tuple[Gain, ...]:
     return ablated(subject.model, subject.plan, subject.cluster, inputs, stack, prediction)
 
 
-def compared(
-    subject: Subject, prediction: Prediction, first: Compared | None, gains: tuple[Gain, ...] = ()
-) -> Compared:
+def _against(subject: Subject, prediction: Prediction, first: Compared) -> Difference:
     """A subject's prediction against the first's, by seconds a token."""
-    against = None
-    if first is not None:
-        mine, theirs = _timed(subject, prediction), _timed(first.subject, first.prediction)
-        if subject.same_software(first.subject):
-            mine, theirs = sharing(mine, theirs)
-        against = difference(mine, theirs)
-    return Compared(subject=subject, prediction=prediction, against_first=against, gains=gains)
+    mine, theirs = _timed(subject, prediction), _timed(first.subject, first.prediction)
+    return difference(*(sharing(mine, theirs) if subject.same_software(first.subject) else (mine, theirs)))
 
 
 def _timed(subject: Subject, prediction: Prediction) -> Timed:
@@ -199,18 +198,10 @@ def busy(counters: Telemetry) -> dict[str, dict[str, float]]:
     return {name: {"mean": use.mean, "peak": use.peak} for name, (use, _) in counters.busiest.items()}
 
 
-SECONDS_PER_DAY = 86_400
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class Cost(AtPrice):
     """Money of one price. run, run_days: of so many tokens, where asked for."""
 
-    kind: Kind
-    currency: str
-    date: str
-    source: str
-    gpu_hour: float
     step: float
     billion_tokens: float
     run: float | None = None
@@ -228,11 +219,7 @@ def costs_of(
         steps = run_tokens / tokens if run_tokens else None
         found.append(
             Cost(
-                kind=price.kind,
-                currency=prices.currency,
-                date=price.date,
-                source=price.source,
-                gpu_hour=price.gpu_hour,
+                **prices.told(price),
                 step=step,
                 billion_tokens=step / tokens * 1e9,
                 run=step * steps if steps else None,

@@ -17,7 +17,7 @@ from simulator.base.units import format_duration
 from simulator.predict import Prediction, Source
 from simulator.predict.energy import RunEnergy
 from simulator.spec.cluster import Cluster
-from simulator.spec.prices import Price, Prices
+from simulator.spec.prices import AtPrice, Prices
 from simulator.studies.goodput.checkpoint_interval import daly_s, expected_s
 from simulator.studies.goodput.failures import DAY_S, JobSize
 from simulator.studies.goodput.run import ASSUMED, LongRun
@@ -64,14 +64,9 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunCost:
+class RunCost(AtPrice):
     """What the run costs at one price of the user's file; GPUs are paid for whether they train or wait."""
 
-    kind: str
-    currency: str
-    date: str
-    source: str
-    gpu_hour: float
     cost: Spread
 
 
@@ -124,7 +119,8 @@ def goodput(
 
     Raises InputError where the cluster has no price, or where interruptions leave next to no time to train.
     """
-    listed = prices.of(cluster) if prices is not None else ()
+    if prices is not None:
+        prices.of(cluster)  # an error now, not after all runs
     size = JobSize.of(cluster, prediction.num_devices)
     tokens = run.tokens if run.tokens is not None else (run.steps or 0) * prediction.tokens_per_step
     steps = -(-tokens // prediction.tokens_per_step)
@@ -155,7 +151,7 @@ def goodput(
         days=_spread(days),
         goodput=_spread([work_s / (1 + late) / each.total_s for each in played]),
         dollars=None if hourly is None else _spread(device_hours * hourly),
-        costs=tuple(_cost(price, prices.currency, device_hours) for price in listed) if prices is not None else (),
+        costs=_costs(prices, cluster, device_hours) if prices is not None else (),
         parts=_parts(played, late),
         interruptions=_interruptions(played),
         intervals=tuple(replace(one, goodput=one.goodput / (1 + late)) for one in tried),
@@ -281,10 +277,9 @@ def _refuse_endless(conditions: Conditions, run: LongRun) -> None:
     raise InputError.at("run", problem, remedy if count > _MANY else "fewer --replicas")
 
 
-def _cost(price: Price, currency: str, device_hours: NDArray[np.float64]) -> RunCost:
-    cost = _spread(device_hours * price.gpu_hour)
-    one = price
-    return RunCost(kind=one.kind, currency=currency, date=one.date, source=one.source, gpu_hour=one.gpu_hour, cost=cost)
+def _costs(prices: Prices, cluster: Cluster, device_hours: NDArray[np.float64]) -> tuple[RunCost, ...]:
+    listed = prices.of(cluster)
+    return tuple(RunCost(**prices.told(price), cost=_spread(device_hours * price.gpu_hour)) for price in listed)
 
 
 def _days(played: Sequence[SimulatedRun], prediction: Prediction, seed: int, jitter: float) -> list[float]:

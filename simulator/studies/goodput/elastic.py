@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import inf
-from typing import Any, Final
+from typing import Any
 
 from simulator.base.sums import summed
 from simulator.studies.goodput.answer import Goodput
-
-HOUR_S: Final = 3600.0
+from simulator.studies.goodput.failures import DAY_S, HOUR_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +133,7 @@ def _stay(found: Elastic, size: Size | None, price: float, length_s: float, down
     found.seconds["training"] += training_s
     found.tokens += training_s * size.tokens_per_s
     found.dollars += size.num_devices * price * held_s / HOUR_S
-    found.by_nodes[size.nodes] = found.by_nodes.get(size.nodes, 0.0) + held_s / (24 * HOUR_S)
+    found.by_nodes[size.nodes] = found.by_nodes.get(size.nodes, 0.0) + held_s / DAY_S
     if training_s == needed_s:
-        found.days = summed(found.seconds.values()) / (24 * HOUR_S)
+        found.days = summed(found.seconds.values()) / DAY_S
     return down_s - changing_s

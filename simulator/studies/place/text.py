@@ -126,12 +126,10 @@ def _layers(found: Placement) -> list[int]:
 
 def as_data(found: Placement, inputs: dict[str, Any]) -> dict[str, Any]:
     """The answer as plain data (docs/reference/json-output.md)."""
-    return {"schema_version": SCHEMA, "inputs": inputs, **_plain(found)}
-
-
-def _plain(found: Placement) -> dict[str, Any]:
     changed = {"stage_layers": list(found.plan.pipeline.stage_layers or ())} if found.plan != found.given else {}
     return {
+        "schema_version": SCHEMA,
+        "inputs": inputs,
         "default": _step(found.default.step_s, found.default.verdict),
         "placed": _step(found.placed.step_s, found.placed.verdict),
         "gain": found.gain,
@@ -143,8 +141,7 @@ def _plain(found: Placement) -> dict[str, Any]:
         "plan_changes": changed,
         "rank_order": found.rank_order or None,
         "groups": [
-            {"axis": gain.what, "default": _path_json(gain.default), "placed": _path_json(gain.placed)}
-            for gain in found.gains
+            {"axis": gain.what, "default": asdict(gain.default), "placed": asdict(gain.placed)} for gain in found.gains
         ],
         "exact": found.exact,
         "num_priced": found.num_priced,
@@ -160,7 +157,3 @@ def _difference(against: Difference) -> dict[str, Any]:
 
 def _step(step_s: float, verdict: str) -> dict[str, Any]:
     return {"step_s": step_s, "verdict": verdict}
-
-
-def _path_json(path: GroupPath) -> dict[str, Any]:
-    return {"price_s": path.price_s, "link": path.link, "bytes_per_s": path.bytes_per_s, "num_nodes": path.num_nodes}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from simulator.base.kernels import Kernel
+from simulator.base.remembered import made_once
 from simulator.memory.saved import Saved
 from simulator.play.lower.work import Clock, Direction, Phase
 from simulator.spec.plan import Plan
@@ -63,12 +64,9 @@ class Clocks:
 
     def at(self, step: int) -> Clock:
         """The clock at a use of step / GRID."""
-        clock = self._clocks.get(step)
-        if clock is None:
-            context = self.context
-            clock = Clock(context.cluster.device, context.calibration, context.stack, step / GRID)
-            self._clocks[step] = clock
-        return clock
+        context = self.context
+        given = context.cluster.device, context.calibration, context.stack, step / GRID
+        return made_once(self._clocks, step, Clock, *given)
 
 
 @dataclass(slots=True)
@@ -85,10 +83,7 @@ class Shape:
     def use(self, clock: Clock, step: int, plan: Plan, body: Mapping[str, int]) -> Use:
         """Of one micro-batch through the embedding, a body of so many blocks of each kind, and the head."""
         key = (step, plan.recompute.mode, *body.items())
-        found = self._totals.get(key)
-        if found is None:
-            found = self._totals[key] = self._total(clock, step, plan, body)
-        return found
+        return made_once(self._totals, key, self._total, clock, step, plan, body)
 
     def _total(self, clock: Clock, step: int, plan: Plan, body: Mapping[str, int]) -> Use:
         total = self._use_of("embedding", clock, step, plan) + self._use_of("head", clock, step, plan)
@@ -100,16 +95,15 @@ class Shape:
         return total
 
     def _use_of(self, name: str, clock: Clock, step: int, plan: Plan) -> Use:
-        found = self._uses.get((name, step))
-        if found is None:
-            kind, _, again = name.partition(" ")
-            block = self._block(kind)
-            if again:
-                kernels = [kernel for op in recompute_ops(block, plan, clock.stack) for kernel in op.forward]
-            else:
-                kernels = [kernel for op in block.ops for kernel in (*op.forward, *op.backward)]
-            found = self._uses[name, step] = use_of(clock, kernels)
-        return found
+        return made_once(self._uses, (name, step), lambda: use_of(clock, self._kernels(name, clock, plan)))
+
+    def _kernels(self, name: str, clock: Clock, plan: Plan) -> list[Kernel]:
+        """Of a block, or of what is computed again of it."""
+        kind, _, again = name.partition(" ")
+        block = self._block(kind)
+        if again:
+            return [kernel for op in recompute_ops(block, plan, clock.stack) for kernel in op.forward]
+        return [kernel for op in block.ops for kernel in (*op.forward, *op.backward)]
 
     def _block(self, name: str) -> Block:
         return next(block for block in self.blocks.kinds if block.name == name)
@@ -119,15 +113,13 @@ class Shape:
     ) -> Chain:
         """A block's forward, backward, inputs, weights (the backward in two) or again (its recomputation)."""
         key = (name, plan.recompute.mode if phase == "again" else phase, step)
-        found = self._chains.get(key)
-        if found is None:
-            block = self._block(name)
-            if phase == "again":
-                work = clock.phase(recompute_ops(block, plan, clock.stack), forward=True)
-            else:
-                work = clock.direction(block, phase)
-            found = self._chains[key] = _chain(work, self.pace, alone)
-        return found
+        return made_once(self._chains, key, lambda: _chain(self._phase(name, phase, clock, plan), self.pace, alone))
+
+    def _phase(self, name: str, phase: Direction | Literal["again"], clock: Clock, plan: Plan) -> Phase:
+        block = self._block(name)
+        if phase == "again":
+            return clock.phase(recompute_ops(block, plan, clock.stack), forward=True)
+        return clock.direction(block, phase)
 
 
 @dataclass(slots=True)
@@ -141,12 +133,8 @@ class BlockShapes:
 
     def of(self, plan: Plan) -> Shape:
         """The shape of the plan's blocks."""
-        key = block_key(plan, self.context, self.shards)
-        found = self._found.get(key)
-        if found is None:
-            blocks = build_blocks(self.context.model, self.context.stack, plan)
-            found = self._found[key] = Shape(blocks, self.pace)
-        return found
+        model, stack, key = self.context.model, self.context.stack, block_key(plan, self.context, self.shards)
+        return made_once(self._found, key, lambda: Shape(build_blocks(model, stack, plan), self.pace))
 
 
 def block_key(plan: Plan, context: SearchContext, shards: ModelShards) -> tuple[object, ...]:

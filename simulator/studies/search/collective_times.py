@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from simulator.base.kernels import Kernel
+from simulator.base.remembered import made_once
 from simulator.base.sums import summed
 from simulator.parallel.mesh import GroupShape, Mesh
 from simulator.parallel.mesh.groups import EXPERT_AXES
@@ -64,17 +65,17 @@ class Passes:
 
     def uses(self, clock: Clock, step: int) -> tuple[Use, Use, Use, Use, Use]:
         """Of gathers, gradients, keeping, adding, and the optimizer."""
-        found = self._uses.get(step)
-        if found is None:
-            gather = gradient = keep = add = NO_USE
-            for unit in self.units:
-                comm, n = unit.comm, unit.count
-                gather += use_of(clock, (*comm.gather_forward_kernels, *comm.gather_backward_kernels)).times(n)
-                gradient += use_of(clock, comm.gradient_kernels).times(n)
-                keep += use_of(clock, comm.keep_kernels).times(n)
-                add += use_of(clock, comm.add_kernels).times(n)
-            found = self._uses[step] = gather, gradient, keep, add, use_of(clock, self.update)
-        return found
+        return made_once(self._uses, step, self._used, clock)
+
+    def _used(self, clock: Clock) -> tuple[Use, Use, Use, Use, Use]:
+        gather = gradient = keep = add = NO_USE
+        for unit in self.units:
+            comm, n = unit.comm, unit.count
+            gather += use_of(clock, (*comm.gather_forward_kernels, *comm.gather_backward_kernels)).times(n)
+            gradient += use_of(clock, comm.gradient_kernels).times(n)
+            keep += use_of(clock, comm.keep_kernels).times(n)
+            add += use_of(clock, comm.add_kernels).times(n)
+        return gather, gradient, keep, add, use_of(clock, self.update)
 
 
 def passes_of(shard: Model, plan: Plan, units: tuple[UnitGroup, ...]) -> Passes:
@@ -141,23 +142,18 @@ class CollectiveTimes:
         plan = mesh.plan
         places = tuple((name, mesh.axes[name]) for name in plan.axis_order)
         key = (places, axis, (plan.ep, plan.experts.etp, plan.zero > 0) if axis in EXPERT_AXES else ())
-        found = self._groups.get(key)
-        if found is None:
-            found = mesh.pair_shape(0, 1) if axis == "message" else mesh.group_shape(axis)
-            self._groups[key] = found
-        return found
+        return made_once(
+            self._groups, key, lambda: mesh.pair_shape(0, 1) if axis == "message" else mesh.group_shape(axis)
+        )
 
     def price(self, kind: str, size_bytes: int, shape: GroupShape, *, copied: bool = False) -> CollectiveTime:
         """A collective alone, or the copies that stand for it."""
         if size_bytes == 0 or shape.num_ranks == 1:
             return _FREE
         key = (kind, size_bytes, shape, copied)
-        found = self._prices.get(key)
-        if found is None:
-            found = self._prices[key] = self._price(kind, size_bytes, shape, copied=copied)
-        return found
+        return made_once(self._prices, key, self._price, *key)
 
-    def _price(self, kind: str, size_bytes: int, shape: GroupShape, *, copied: bool) -> CollectiveTime:
+    def _price(self, kind: str, size_bytes: int, shape: GroupShape, copied: bool) -> CollectiveTime:  # noqa: FBT001  of its key
         context = self.context
         nccl, weight = context.stack.software(), context.calibration.interference.hbm_weight
         slows = 0.0

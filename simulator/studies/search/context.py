@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
+from simulator.base.remembered import made_once
 from simulator.parallel.model_shard import ModelShard, shard_of
 from simulator.parallel.pipeline import Schedule, held_at_first_backward
 from simulator.play.lower.priced_stages import PricedBlocks
@@ -72,41 +73,27 @@ class ModelShards:
         pipeline = plan.pipeline.schedule, plan.pipeline.virtual_stages
         ranks = plan.tp, plan.pp, plan.ep, plan.experts.etp
         key = (*wide, *tuned, *ranks, *pipeline, plan.data_parallel, plan.zero, stage)
-        shard = self._found.get(key)
-        if shard is None:
-            shard = self._found[key] = shard_of(self.model, plan, stage)
-        return shard
+        return made_once(self._found, key, shard_of, self.model, plan, stage)
 
     def content(self, shard: Model) -> int:
         """A number for what a share holds, the same for shares that hold the same in other chunks."""
-        found = self._contents.get(id(shard))  # shares live as long as their Shares
-        if found is None:
-            ends = (shard.holds_embedding, shard.holds_head) if isinstance(shard, ModelShard) else (True, True)
-            found = self._numbers.setdefault((*shard.body, *ends), len(self._numbers))
-            self._contents[id(shard)] = found
-        return found
+        return made_once(self._contents, id(shard), self._number, shard)  # shares live as long as their Shares
+
+    def _number(self, shard: Model) -> int:
+        ends = (shard.holds_embedding, shard.holds_head) if isinstance(shard, ModelShard) else (True, True)
+        return self._numbers.setdefault((*shard.body, *ends), len(self._numbers))
 
     def body(self, shard: Model, every: int = 1) -> Counter[str]:
         """How many blocks of each kind a share has between the model's ends; each `every`-th of them."""
-        key = (id(shard), every)
-        found = self._bodies.get(key)
-        if found is None:
-            found = self._bodies[key] = Counter(shard.body[::every])
-        return found
+        return made_once(self._bodies, (id(shard), every), lambda: Counter(shard.body[::every]))
 
     def flying(
         self, schedule: Schedule, num_stages: int, num_micro_batches: int, stage: int, num_chunks: int
     ) -> tuple[int, ...]:
         """As `held_at_first_backward`."""
         key = (schedule, num_stages, num_micro_batches, stage, num_chunks)
-        found = self._flying.get(key)
-        if found is None:
-            found = self._flying[key] = held_at_first_backward(*key)
-        return found
+        return made_once(self._flying, key, held_at_first_backward, *key)
 
     def chunks(self, shard: ModelShard) -> tuple[Counter[str], ...]:
         """The same of each pipeline chunk."""
-        found = self._chunks.get(id(shard))
-        if found is None:
-            found = self._chunks[id(shard)] = tuple(map(Counter, shard.body_chunks))
-        return found
+        return made_once(self._chunks, id(shard), lambda: tuple(map(Counter, shard.body_chunks)))

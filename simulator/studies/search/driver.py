@@ -19,7 +19,7 @@ so many candidates before, the table's window. So any number of processes, and a
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -29,8 +29,8 @@ from simulator.base.errors import InputError
 from simulator.studies.search.context import AROUND
 from simulator.studies.search.engines import Engine, Task
 from simulator.studies.search.journal import Journal
-from simulator.studies.search.outcome import PlanOutcome, parsed
-from simulator.studies.search.report import SearchReport, make_report
+from simulator.studies.search.outcome import STATUSES, PlanOutcome, parsed
+from simulator.studies.search.report import Counts, SearchReport, ranked
 from simulator.studies.search.space import Branch, Pruned, tightest
 from simulator.studies.search.study import SearchStudy
 from simulator.studies.search.survey import Prospect, Survey
@@ -88,18 +88,27 @@ def search(
 
 
 def _report(run: _Run, *, interrupted: bool = False) -> SearchReport:
-    limit, table = run.table.limit, run.table
-    left = [each for each in run.open if table.may_win(each)]
-    return make_report(
-        run.study,
-        run.survey,
-        list(run.simulated.values()),
-        num_open=len(run.open),
-        num_pruned=0 if interrupted else sum(each.floor > limit for each in run.open),
-        num_scouts=run.num_scouts,
+    limit, table, survey, outcomes = run.table.limit, run.table, run.survey, list(run.simulated.values())
+    num_pruned = 0 if interrupted else sum(each.floor > limit for each in run.open)
+    statuses = Counter(o.status for o in outcomes)
+    return SearchReport(
+        study=run.study,
+        rows=ranked(run.study, outcomes),
+        counts=Counts(
+            refused=dict(sorted(survey.pruned.counts.items(), key=lambda item: (-item[1], item[0]))),
+            unchecked=survey.num_unchecked,
+            legal=survey.num_legal,
+            equal=survey.num_equal,
+            too_large=survey.num_too_large,
+            too_slow=survey.num_too_slow + num_pruned,
+            simulated={status: statuses[status] for status in STATUSES},
+            open=len(run.open) - num_pruned,
+            scouts=run.num_scouts,
+        ),
+        failures=dict(sorted(Counter(o.reason for o in outcomes if o.status == "failed").items())),
+        quickest_open=min((each.floor for each in run.open if table.may_win(each)), default=None),
         num_left_out=run.num_left_out,
         work=table.work,
-        quickest_open=min((each.floor for each in left), default=None),
         interrupted=interrupted,
     )
 

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from threading import get_ident
-from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.processes import RETRIES, pool
@@ -29,7 +28,7 @@ class Task(Protocol):
     def result(self) -> Any: ...  # noqa: ANN401  of the task's own type
 
 
-class Engine(Protocol):
+class Engine(AbstractContextManager["Engine"], Protocol):
     """Runs surveys and evaluations of one study. width: how many it keeps busy."""
 
     width: int
@@ -38,11 +37,6 @@ class Engine(Protocol):
     def evaluate(self, key: str, together: int = 1) -> Task:
         """A plan's outcome. together: as many plans as one task may have, which waits for them until a result is asked for."""
         ...
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +51,17 @@ class _Batch:
 
     def __init__(self, start: Callable[[list[str]], Task]) -> None:
         self._start, self.keys = start, list[str]()
-        self._task: Task | None = None
-        self._outcomes: list[PlanOutcome] = []
-
-    @property
-    def started(self) -> bool:
-        return self._task is not None
+        self.task: Task | None = None
 
     def start(self) -> Task:
-        self._task = self._task or self._start(self.keys)
-        return self._task
+        self.task = self.task or self._start(self.keys)
+        return self.task
 
-    def result(self, index: int) -> PlanOutcome:
-        self._outcomes = self._outcomes or self.start().result()
-        return self._outcomes[index]
+    @cached_property
+    def outcomes(self) -> list[PlanOutcome]:
+        """When they are there."""
+        found: list[PlanOutcome] = self.start().result()
+        return found
 
 
 class _Batches:
@@ -82,16 +73,17 @@ class _Batches:
 
     def add(self, key: str, together: int) -> Task:
         """The outcome of one, in a task of at most so many."""
-        if self._last.started:
+        if self._last.task is not None:
             self._last = _Batch(self._start)
         batch = self._last
+        index = len(batch.keys)
         batch.keys.append(key)
         if len(batch.keys) >= together:
             batch.start()
-        return _Here(partial(batch.result, len(batch.keys) - 1))
+        return _Here(lambda: batch.outcomes[index])
 
 
-class Serial:
+class Serial(AbstractContextManager["Serial"]):
     """This process: nothing is started."""
 
     def __init__(self, study: SearchStudy) -> None:
@@ -104,14 +96,11 @@ class Serial:
     def evaluate(self, key: str, together: int = 1) -> Task:  # noqa: ARG002  nothing is sent
         return _Here(partial(evaluate, self._study, key))
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         pass
 
 
-class Processes:
+class Processes(AbstractContextManager["Processes"]):
     """A pool of processes, each making its study once. If one dies, a new pool runs what was lost."""
 
     def __init__(self, study: SearchStudy, jobs: int) -> None:
@@ -143,9 +132,6 @@ class Processes:
             broken.shutdown(wait=False, cancel_futures=True)
             self._pool = self._start()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._pool.shutdown(wait=kind is None, cancel_futures=True)  # nothing runs at a search's end: no race at exit
 
@@ -171,7 +157,7 @@ _LOOK_S: Final = 5.0  # between two looks at who is there
 _ALONE_S: Final = 30.0  # that a search waits for a worker
 
 
-class Dask:
+class Dask(AbstractContextManager["Dask"]):
     """A dask.distributed cluster. A task of a worker that died runs again on another: outcomes do not depend on where."""
 
     def __init__(self, study: SearchStudy, scheduler: str) -> None:
@@ -198,9 +184,6 @@ class Dask:
 
     def evaluate(self, key: str, together: int = 1) -> Task:
         return self._batches.add(key, together)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError, TimeoutError):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simulator.base.errors import InputError
 from simulator.base.fit import Fit
-from simulator.play.lower import Lowering, lower
+from simulator.play.lower import lower
 from simulator.play.lower.priced_stages import PricedBlocks
-from simulator.predict import Prediction, memory_of, prediction_of
+from simulator.predict import memory_of, prediction_of
 from simulator.studies.search.outcome import PlanOutcome, parsed
 from simulator.studies.search.study import SearchStudy
 
@@ -32,33 +34,25 @@ def _evaluated(study: SearchStudy, key: str) -> PlanOutcome:
         context.keep(plan, PricedBlocks(lowering.blocks))
     usage = memory_of(lowering, quick=True)
     memory = usage.memory
-    if not usage.verdict.runs or (study.fits_only and usage.verdict is not Fit.FITS):
-        return PlanOutcome(
-            key=key,
-            status=usage.verdict,
-            reason=usage.cause,
-            num_devices=plan.num_devices,
-            used_bytes=memory.used_bytes,
-            peak_allocated_bytes=memory.peak_allocated_bytes,
-            capacity_bytes=memory.capacity_bytes,
-        )
-    return _timed(key, lowering, prediction_of(lowering, usage, quick=True))
-
-
-def _timed(key: str, lowering: Lowering, prediction: Prediction) -> PlanOutcome:
-    memory = prediction.memory
-    return PlanOutcome(
+    found = PlanOutcome(
         key=key,
+        status=usage.verdict,
+        num_devices=plan.num_devices,
+        used_bytes=memory.used_bytes,
+        peak_allocated_bytes=memory.peak_allocated_bytes,
+        capacity_bytes=memory.capacity_bytes,
+    )
+    if not usage.verdict.runs or (study.fits_only and usage.verdict is not Fit.FITS):
+        return replace(found, reason=usage.cause)
+    prediction = prediction_of(lowering, usage, quick=True)
+    return replace(
+        found,
         status=prediction.verdict,
-        num_devices=lowering.plan.num_devices,
         step_s=float(prediction.step_s),
         low_s=float(prediction.low_s),
         high_s=float(prediction.high_s),
         tokens_per_step=prediction.tokens_per_step,
         mfu=float(prediction.mfu),
-        used_bytes=memory.used_bytes,
-        peak_allocated_bytes=memory.peak_allocated_bytes,
-        capacity_bytes=memory.capacity_bytes,
         breakdown={name: float(seconds) for name, seconds in prediction.breakdown.items()},
         spread={name: float(one) for name, one in prediction.spread.items()},
         stack_sigma=prediction.stack_sigma,

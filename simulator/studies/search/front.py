@@ -154,7 +154,7 @@ def _searched(
 def _priced(row: Row, cluster: Cluster, prices: Prices | None, run_tokens: int | None) -> FrontRow:
     outcome = row.outcome
     assert outcome.step_s is not None
-    price = min(prices.of(cluster), key=lambda one: one.gpu_hour) if prices is not None else None
+    price = prices.cheapest(cluster) if prices is not None else None
     hours = outcome.num_devices * outcome.step_s / 3600
     step = cost(price, outcome.num_devices, outcome.step_s) if price is not None else hours
     steps = run_tokens / outcome.tokens_per_step if run_tokens is not None else None
@@ -191,14 +191,9 @@ def _point(row: FrontRow) -> tuple[float, float]:
 def _data(row: FrontRow) -> dict[str, Any]:
     best, price = row.best, row.price
     found: dict[str, Any] = {"nodes": row.nodes, "reason": row.reason}
-    found |= {
-        "num_devices": best.outcome.num_devices if best else None,
-        "step_s": best.outcome.step_s if best else None,
-        "low_s": best.outcome.low_s if best else None,
-        "high_s": best.outcome.high_s if best else None,
-        "tokens_per_s": best.tokens_per_s if best else None,
-        "plan": fields_of(best.plan) if best else None,
-    }
+    of_step = ("num_devices", "step_s", "low_s", "high_s")
+    found |= {name: getattr(best.outcome, name) if best else None for name in of_step}
+    found["tokens_per_s"], found["plan"] = (best.tokens_per_s, fields_of(best.plan)) if best else (None, None)
     names = ("kind", "gpu_hour", "date", "source")
     found["price"] = {name: getattr(price, name) for name in names} if price is not None else None
     figures = ("billion_tokens", "run", "run_days", "on_front")

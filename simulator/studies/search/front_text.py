@@ -66,10 +66,8 @@ def _cells(row: FrontRow, *, with_run: bool) -> list[str]:
     if best is None:
         return ["", f"{row.nodes:,}", *[""] * (7 if with_run else 5), row.reason]
     o = best.outcome
-    assert o.step_s is not None
-    assert o.low_s is not None
-    assert o.high_s is not None
-    times = [format_seconds(o.step_s), format_interval(o.low_s, o.high_s, between=" - ")]
+    step_s, low_s, high_s = o.interval_s
+    times = [format_seconds(step_s), format_interval(low_s, high_s, between=" - ")]
     money = f"{row.billion_tokens or 0:,.4g}" + (" ≈" if row.within_noise else "")
     run = [format_number(row.run_days or 0), format_number(row.run or 0)] if with_run else []
     cells = [f"{row.nodes:,}", f"{o.num_devices:,}", *times, f"{best.tokens_per_s:,.0f}", money]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from simulator.base.kernels import DTYPE_BYTES
+from simulator.base.remembered import made_once
 from simulator.memory import capacity_bytes, outside_torch_bytes
 from simulator.memory.saved import Saved, saved_of
 from simulator.memory.tape import Tape
@@ -81,10 +82,7 @@ class MemoryFloor:
         return floor
 
     def _of_inputs(self, plan: Plan, shape: Shape) -> Saved:
-        found = self._inputs.get(id(shape))  # shapes live as long as their BlockShapes
-        if found is None:
-            found = self._inputs[id(shape)] = self._only_inputs(plan)
-        return found
+        return made_once(self._inputs, id(shape), self._only_inputs, plan)  # shapes live as long as their BlockShapes
 
     def inputs_bytes(self, plan: Plan) -> int:
         """The inputs of a stage's layers for one micro-batch: in every schedule, the longest stage has these at once."""
@@ -142,10 +140,7 @@ class MemoryFloor:
     def _in_flight(self, plan: Plan, stage: int, memory: StageMemory, count: int) -> tuple[Flight, ...]:
         """What is saved when the first backward begins, or at any other moment with as much in flight: the least of these."""
         key = (id(memory.shard), plan.pp, stage, plan.pipeline.schedule, plan.pipeline.virtual_stages, count)
-        found = self._flights.get(key)
-        if found is None:
-            found = self._flights[key] = self._flight(plan, stage, memory, count)
-        return found
+        return made_once(self._flights, key, self._flight, plan, stage, memory, count)
 
     def _flight(self, plan: Plan, stage: int, memory: StageMemory, count: int) -> tuple[Flight, ...]:
         shard, schedule, chunks = memory.shard, plan.pipeline_schedule, plan.pipeline.virtual_stages

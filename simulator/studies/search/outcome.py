@@ -46,6 +46,14 @@ class PlanOutcome:
         return self.status in (Fit.FITS, Fit.TIGHT) and self.step_s is not None
 
     @property
+    def interval_s(self) -> tuple[float, float, float]:
+        """Seconds of the step and both ends of its interval, of what is ranked."""
+        assert self.step_s is not None
+        assert self.low_s is not None
+        assert self.high_s is not None
+        return self.step_s, self.low_s, self.high_s
+
+    @property
     def sound(self) -> bool:
         """What fits has a step, which is not of nothing, and no uncertainty beyond a factor that a number can hold."""
         timed = self.status not in (Fit.FITS, Fit.TIGHT) or bool(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -10,9 +9,8 @@ from typing import Any, Final
 from simulator.base.fit import Fit
 from simulator.predict.difference import Difference, Timed, difference, timed
 from simulator.spec.plan import Plan
-from simulator.studies.search.outcome import STATUSES, PlanOutcome, Status, fields_of, layout_of, parsed, tidied
+from simulator.studies.search.outcome import PlanOutcome, Status, fields_of, layout_of, parsed, tidied
 from simulator.studies.search.study import SearchStudy
-from simulator.studies.search.survey import Survey
 
 SCHEMA_VERSION: Final = 2  # rises when a key is removed or changes its meaning; new keys do not raise it
 
@@ -141,48 +139,8 @@ def flat(row: Row) -> dict[str, Any]:
     return data | {"against_best": ratios}
 
 
-def make_report(  # noqa: PLR0913  what a search counts
-    study: SearchStudy,
-    survey: Survey,
-    outcomes: Sequence[PlanOutcome],
-    *,
-    num_open: int = 0,
-    num_pruned: int = 0,
-    num_scouts: int = 0,
-    num_left_out: int = 0,
-    work: int = 0,
-    quickest_open: float | None = None,
-    interrupted: bool = False,
-) -> SearchReport:
-    """Rank what was simulated; the table has `study.top` rows. quickest_open: the least value of what may be the best.
-
-    num_open: found and not simulated; num_pruned: of these, those above the limit.
-    """
-    statuses = Counter(o.status for o in outcomes)
-    return SearchReport(
-        study=study,
-        rows=ranked(study, outcomes),
-        counts=Counts(
-            refused=dict(sorted(survey.pruned.counts.items(), key=lambda item: (-item[1], item[0]))),
-            unchecked=survey.num_unchecked,
-            legal=survey.num_legal,
-            equal=survey.num_equal,
-            too_large=survey.num_too_large,
-            too_slow=survey.num_too_slow + num_pruned,
-            simulated={status: statuses[status] for status in STATUSES},
-            open=num_open - num_pruned,
-            scouts=num_scouts,
-        ),
-        failures=dict(sorted(Counter(o.reason for o in outcomes if o.status == "failed").items())),
-        quickest_open=quickest_open,
-        num_left_out=num_left_out,
-        work=work,
-        interrupted=interrupted,
-    )
-
-
 def ranked(study: SearchStudy, outcomes: Sequence[PlanOutcome]) -> tuple[Row, ...]:
-    """The best of what fits, equal plans as one; of layouts, the best of each, and what surely fits first.
+    """The best of what fits, `study.top` of them, equal plans as one; of layouts, the best of each, and what surely fits first.
 
     Equal values stand in the order of their keys.
     """

@@ -17,6 +17,7 @@ from itertools import product
 from typing import Any, Final, Protocol
 
 from simulator.base.errors import Collected, Fault, InputError
+from simulator.base.remembered import made_once
 from simulator.base.schema import nearest
 from simulator.parallel.legal import case_of
 from simulator.parallel.legality import RULES, Rule, Software, first_fault, software_of
@@ -224,7 +225,7 @@ class Space:
             plan = Plan(**fields)
         except ValueError as exc:
             return None, Fault(place="plan", problem=str(exc))
-        stack = _stack(plan.stack)
+        stack = loaded_stack(plan.stack)
         software = software_of(stack.framework, plan.implementation)
         case = case_of(self.model, plan, branch.cluster, stack, software if software.name in _SELECTIVE else None)
         return plan, first_fault(case, rules)
@@ -272,9 +273,7 @@ class Space:
         """Candidates below a branch that was refused."""
         chosen, ranks = branch.fields, max(ranks, 1)
         key = (branch.cluster.num_nodes, chosen["pp"] == 1, chosen["zero"], chosen["tp"] * chosen["cp"], ranks)
-        if key not in self._sizes:
-            self._sizes[key] = sum(1 for _ in self.flows(branch)) * len(self.leaves(branch, ranks))
-        return self._sizes[key]
+        return made_once(self._sizes, key, lambda: sum(1 for _ in self.flows(branch)) * len(self.leaves(branch, ranks)))
 
     @cached_property
     def _sizes(self) -> dict[object, int]:
@@ -290,12 +289,13 @@ class Space:
 
     def _software(self, chosen: Fields) -> Software:
         """The framework that runs what is chosen."""
-        framework = _stack(chosen.get("stack", Plan().stack)).framework
+        framework = loaded_stack(chosen.get("stack", Plan().stack)).framework
         return software_of(framework, chosen.get("data_parallel"))
 
 
 @lru_cache(maxsize=64)
-def _stack(name: str) -> Stack:
+def loaded_stack(name: str) -> Stack:
+    """By its name; read once."""
     return Stack.load(name)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from simulator.base.kernels import DTYPE_BYTES
+from simulator.base.remembered import made_once
 from simulator.parallel.model_shard import ModelShard
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -66,21 +67,15 @@ class StageMemories:
     def of(self, plan: Plan, stages: tuple[int, ...]) -> list[StageMemory]:
         """Those stages of a plan."""
         states = _states(plan)
-        return [self._of(plan, stage, states) for stage in stages]
-
-    def _of(self, plan: Plan, stage: int, states: tuple[object, ...]) -> StageMemory:
-        key = (states, plan.pipeline.schedule, plan.pipeline.virtual_stages, stage)
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = self._made(plan, stage, states)
-        return found
+        chunks = (states, plan.pipeline.schedule, plan.pipeline.virtual_stages)
+        return [made_once(self._found, (*chunks, stage), self._made, plan, stage, states) for stage in stages]
 
     def _made(self, plan: Plan, stage: int, states: tuple[object, ...]) -> StageMemory:
         shard, shards = self.shards.of(plan, stage), self.shards
-        resident, gradients = self._between(plan, shard, states)
-        body = shards.body(shard)
+        body, key = shards.body(shard), (states, shards.content(shard))
+        resident, gradients = made_once(self._resident, key, self._between, plan, shard)
         known = plan.traits.shards_rows and plan.pipeline_schedule in WHOLE and shard.experts is None
-        gathered, layer = self._whole(plan, shard, states) if known else (0, None)
+        gathered, layer = made_once(self._gathered, key, _gathered, plan, shard) if known else (0, None)
         return StageMemory(
             shard=shard,
             kinds=body,
@@ -92,28 +87,16 @@ class StageMemories:
             whole_layers=keeps_layers(plan),
         )
 
-    def _whole(self, plan: Plan, shard: Model, states: tuple[object, ...]) -> tuple[int, Layer]:
-        """What FSDP2 keeps gathered, and a layer."""
-        key = (states, self.shards.content(shard))
-        found = self._gathered.get(key)
-        if found is None:
-            found = self._gathered[key] = _gathered(plan, shard)
-        return found
-
-    def _between(self, plan: Plan, shard: Model, states: tuple[object, ...]) -> tuple[int, int]:
+    def _between(self, plan: Plan, shard: Model) -> tuple[int, int]:
         """(bytes between steps, those of gradients at the optimizer)."""
-        key = (states, self.shards.content(shard))
-        found = self._resident.get(key)
-        if found is None:
-            resident = sum(resident_bytes(shard, plan).values())
-            # a gradient buffer leaves no gradients of their own where nothing shards them
-            full_gradients = plan.traits.whole_modules and self.context.stack.traits.gradient_buffer
-            gradients = 0 if full_gradients else sum(gradient_tensors(shard, plan))
-            found = self._resident[key] = resident, gradients
-        return found
+        # a gradient buffer leaves no gradients of their own where nothing shards them
+        full_gradients = plan.traits.whole_modules and self.context.stack.traits.gradient_buffer
+        gradients = 0 if full_gradients else sum(gradient_tensors(shard, plan))
+        return sum(resident_bytes(shard, plan).values()), gradients
 
 
 def _gathered(plan: Plan, shard: Model) -> tuple[int, Layer]:
+    """What FSDP2 keeps gathered, and a layer."""
     root, *layers = units(shard, plan)
     kept_units = [*([root] if keeps_root(plan) else []), *(layers if keeps_layers(plan) else [])]
     wide, narrow = DTYPE_BYTES[plan.gradient_dtype], DTYPE_BYTES[plan.compute_dtype]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Literal
 
@@ -13,12 +12,13 @@ from pydantic import BaseModel
 from typing_extensions import override
 
 from simulator.base.errors import InputError
+from simulator.base.remembered import made_once
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.software.stack import Stack
 from simulator.studies.search.context import SearchContext
 from simulator.studies.search.outcome import PlanOutcome
-from simulator.studies.search.space import Space
+from simulator.studies.search.space import Space, loaded_stack
 
 Objective = Literal["step", "throughput", "cost", "memory"]
 OBJECTIVES: Final[tuple[Objective, ...]] = ("step", "throughput", "cost", "memory")
@@ -59,13 +59,10 @@ class SearchStudy:
     def context(self, cluster: Cluster, stack_name: str) -> SearchContext:
         """What plans under that stack on that many nodes share: files are read once, and times of kernels kept."""
         key = cluster.num_nodes, bool(cluster.exceptions), stack_name
-        found = self._contexts.get(key)
-        if found is None:
-            found = self._contexts[key] = self._context(cluster, stack_name)
-        return found
+        return made_once(self._contexts, key, self._context, cluster, stack_name)
 
     def _context(self, cluster: Cluster, stack_name: str) -> SearchContext:
-        stack = self.stack or _stack(stack_name)
+        stack = self.stack or loaded_stack(stack_name)
         calibration = self.calibration or Calibration.for_device(cluster.device)
         if calibration.learned is not None:  # plans far apart are ranked by what coefficients say of all of them
             calibration = calibration.model_copy(update={"learned": calibration.learned.alone})
@@ -135,8 +132,3 @@ def identity_of(*asked: object) -> str:
     plain = [one.model_dump(mode="json") if isinstance(one, BaseModel) else one for one in asked]
     text = json.dumps([software_version(), *plain], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-@lru_cache(maxsize=64)
-def _stack(name: str) -> Stack:
-    return Stack.load(name)

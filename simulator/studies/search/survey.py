@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from simulator.base.remembered import made_once
 from simulator.memory import outside_torch_bytes
 from simulator.memory.use import RESERVED_HIGH
 from simulator.parallel.legality.pipeline import layer_faults
@@ -117,10 +118,7 @@ class LimitFilter:
 
     def _least(self, branch: Branch, flow: Fields, recompute: str) -> float:
         key = (flow["micro_batch_size"], recompute)
-        found = self._leasts.get(key)
-        if found is None:
-            found = self._leasts[key] = self._value(plan_at_rest(branch, flow, recompute))
-        return found
+        return made_once(self._leasts, key, lambda: self._value(plan_at_rest(branch, flow, recompute)))
 
     def _value(self, plan: Plan) -> float:
         if self.memory.inputs_bytes(plan) > self.memory.room(plan):
@@ -203,11 +201,8 @@ class Surveyor:
         if plan.recompute.mode != "selective" or "none" not in self.study.space.recomputes:
             return False
         shape, stack = time.shapes.of(plan), time.context.stack
-        found = self._idle.get(id(shape))  # shapes live as long as their BlockShapes
-        if found is None:
-            found = not any(recompute_ops(block, plan, stack) for block in shape.blocks.kinds)
-            self._idle[id(shape)] = found
-        return found
+        kinds = shape.blocks.kinds  # shapes live as long as their BlockShapes
+        return made_once(self._idle, id(shape), lambda: not any(recompute_ops(one, plan, stack) for one in kinds))
 
     def _of(self, branch: Branch) -> tuple[MemoryFloor, TimeFloor]:
         """The floors of a branch; those of another start are forgotten, as branches come in order, but for equal blocks."""

@@ -81,14 +81,12 @@ def _table(report: SearchReport, *, plans: bool) -> Table:
         table.add_column(name, justify="left" if name in ("plan", "software", "90 %") else "right")
     for row in report.rows:
         o = row.outcome
-        assert o.step_s is not None
-        assert o.low_s is not None
-        assert o.high_s is not None
+        step_s, low_s, high_s = o.interval_s
         mark = ("≈" if row.within_noise else "") + ("*" if row.on_front else "")
         table.add_row(
             f"{row.rank}{mark}",
-            format_seconds(o.step_s),
-            format_interval(o.low_s, o.high_s, between=" - "),
+            format_seconds(step_s),
+            format_interval(low_s, high_s, between=" - "),
             f"{row.tokens_per_s:,.0f}",
             f"{o.mfu or 0:.1%}",
             format_bytes(o.used_bytes or 0) + (f" {o.status}" if o.status is Fit.TIGHT else ""),

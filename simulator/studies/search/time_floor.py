@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import Final
 
 from simulator.base.kernels import DTYPE_BYTES
+from simulator.base.remembered import made_once
 from simulator.parallel.mesh import Mesh
 from simulator.parallel.model_shard import ModelShard, whole_body
 from simulator.parallel.pipeline import num_positions, position, splits_backward, turns
@@ -92,22 +94,18 @@ class TimeFloor:
         """Of the first stage's share with both ends of the model: what `play.lower.power` counts."""
         shard = self.shards.of(plan)
         key = (*_shards(plan), self.shards.content(shard))
-        found = self._passes.get(key)
-        if found is None:
-            found = self._passes[key] = passes_of(shard, plan, grouped(shard, plan))
-        return found
+        return made_once(self._passes, key, lambda: passes_of(shard, plan, grouped(shard, plan)))
 
     def traffic(self, plan: Plan, stage: int, fabric: MeshFabric) -> Traffic:
         """The data-parallel collectives of a stage."""
         shard = self.shards.of(plan, stage)
         key = (*_shards(plan), self.shards.content(shard))
-        found = self._traffic.get(key)
-        if found is None:
-            all_units = grouped(shard, plan)
-            units, layers = own_units(shard, all_units), all_units[1:-1]
-            pricing = StagePricing(self.prices, plan, fabric)
-            found = self._traffic[key] = pricing.traffic(units, layers, passes_of(shard, plan, units))
-        return found
+        return made_once(self._traffic, key, self._stage_traffic, shard, plan, fabric)
+
+    def _stage_traffic(self, shard: Model, plan: Plan, fabric: MeshFabric) -> Traffic:
+        all_units = grouped(shard, plan)
+        units, layers = own_units(shard, all_units), all_units[1:-1]
+        return StagePricing(self.prices, plan, fabric).traffic(units, layers, passes_of(shard, plan, units))
 
 
 def _shards(plan: Plan) -> tuple[object, ...]:
@@ -147,11 +145,6 @@ class _Floor:
         self.shape = base.shapes.of(plan)
 
     @cached_property
-    def step(self) -> int:
-        """A grid point at most at the plan's mean use."""
-        return self._use_step()
-
-    @cached_property
     def mesh(self) -> Mesh:
         return Mesh(self.plan, self.base.context.cluster)
 
@@ -176,10 +169,7 @@ class _Floor:
         """No stage is quicker than the longest, nor the longest than their mean: the whole model over the stages."""
         plan = self.plan
         key = (id(self.shape), plan.recompute.mode)
-        found = self.base.leasts.get(key)
-        if found is None:
-            found = self.base.leasts[key] = self._micro_batch_s()
-        return found * plan.num_micro_batches / plan.pp
+        return made_once(self.base.leasts, key, self._micro_batch_s) * plan.num_micro_batches / plan.pp
 
     def _micro_batch_s(self) -> float:
         """Through the whole model and back; what recomputes each k-th layer of a stage, without that."""
@@ -193,17 +183,15 @@ class _Floor:
 
     # -- the clock -------------------------------------------------------------------------------------------------
 
-    def _use_step(self) -> int:
+    @cached_property
+    def step(self) -> int:
         """A grid point at most at the plan's mean use: the two rounds of `play.lower.power`, each rounded down."""
         base, plan = self.base, self.plan
         if not base.clocks.depend_on_use:
             return GRID
         passes = base.all_passes(plan)
         key = (id(self.shape), id(passes), plan.recompute.mode, self.every, plan.num_micro_batches)
-        found = base.steps.get(key)
-        if found is None:
-            found = base.steps[key] = self._mean_use_step(passes)
-        return found
+        return made_once(base.steps, key, self._mean_use_step, passes)
 
     def _mean_use_step(self, passes: Passes) -> int:
         first = self._use(GRID, passes)
@@ -276,10 +264,7 @@ class _Floor:
         plan, shard = self.plan, self.base.shards.of(self.plan, stage)
         pipeline = plan.pipeline.schedule, plan.pipeline.virtual_stages, plan.pp
         key = (id(self.shape), self.step, plan.recompute.mode, *pipeline, stage)
-        found = self.base.works.get(key)
-        if found is None:
-            found = self.base.works[key] = self._made(shard, self._places(stage))
-        return found
+        return made_once(self.base.works, key, lambda: self._made(shard, self._places(stage)))
 
     def _made(self, shard: Model, places: list[int]) -> _Work:
         plan, total, body = self.plan, _Work(), self.base.shards.body
@@ -335,19 +320,15 @@ class _Floor:
         """Kinds of the blocks at the first `count` positions on a micro-batch's way."""
         plan = self.plan
         key = (plan.tp, plan.pp, plan.ep, plan.experts.etp, plan.pipeline.schedule, plan.pipeline.virtual_stages, count)
-        found = self.base.passed.get(key)
-        if found is None:
-            shards = [self.base.shards.of(plan, stage) for stage in range(plan.pp)]
-            found = self.base.passed[key] = Counter(
-                kind
-                for stage, shard in enumerate(shards)
-                if isinstance(shard, ModelShard)
-                for chunk, kinds in enumerate(shard.body_chunks)
-                for kind in kinds
-                if (chunk == 0 or self.schedule != "dualpipe")
-                and position(self.schedule, plan.pp, stage, chunk) < count
-            )
-        return found
+        return made_once(self.base.passed, key, lambda: Counter(self._kinds_passed(count)))
+
+    def _kinds_passed(self, count: int) -> Iterator[str]:
+        for stage in range(self.plan.pp):
+            shard = self.base.shards.of(self.plan, stage)
+            for chunk, kinds in enumerate(shard.body_chunks) if isinstance(shard, ModelShard) else ():
+                here = position(self.schedule, self.plan.pp, stage, chunk) < count
+                if here and (chunk == 0 or self.schedule != "dualpipe"):
+                    yield from kinds
 
     def _message_s(self) -> float:
         plan = self.plan

@@ -17,6 +17,7 @@ from math import inf
 from typing import cast
 
 from simulator.base.kernels import DTYPE_BYTES, Attention, Gemm, Kernel, launches
+from simulator.base.remembered import made_once
 from simulator.base.sums import summed
 from simulator.parallel.mesh import GroupShape
 from simulator.play.lower.fabric import bytes_sent_once
@@ -324,9 +325,9 @@ class StepCosts:
         return found
 
     def _head(self, rows: int) -> Cost:
-        if rows and rows not in self._heads:
-            self._heads[rows] = self._ops(self._head_ops, rows, self._clock)
-        return self._heads[rows] if rows else Cost()  # pieces of prompts only
+        if not rows:
+            return Cost()  # pieces of prompts only
+        return made_once(self._heads, rows, lambda: self._ops(self._head_ops, rows, self._clock))
 
     @cached_property
     def _forward(self) -> dict[str, ForwardOps]:

@@ -17,14 +17,8 @@ from simulator.work.ops import Exchange
 
 def tensor_shape(plan: InferencePlan, cluster: Cluster, ranks: int | None = None) -> GroupShape:
     """The groups of tp, or of so many ranks of one: neighbours. All groups of a node communicate at once."""
-    gpus, ranks = cluster.gpus_per_node, ranks or plan.tp
-    return GroupShape(
-        num_ranks=ranks,
-        num_nodes=-(-ranks // gpus),
-        ranks_per_node=min(ranks, gpus),
-        num_groups_per_node=max(1, min(gpus, plan.num_devices) // ranks),
-        spans_domain=ranks > cluster.nvlink_domain_size,
-    )
+    ranks = ranks or plan.tp
+    return GroupShape.of_neighbours(cluster, ranks, max(1, min(cluster.gpus_per_node, plan.num_devices) // ranks))
 
 
 def context_shape(plan: InferencePlan, cluster: Cluster) -> GroupShape:

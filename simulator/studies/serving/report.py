@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from simulator.base.fit import Fit
 from simulator.predict.prediction import Source
+from simulator.spec.prices import AtPrice
 from simulator.studies.serving.memory import ServingMemory
 from simulator.studies.serving.remedies import Remedy
 from simulator.studies.serving.served import Served
@@ -117,17 +118,12 @@ class HandedOver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCost:
+class TokenCost(AtPrice):
     """Money at one price. million_*: of so many tokens at the load that was played; at_capacity: if the queue never emptied.
 
     low_, high_at_capacity: 90 % interval. An output token bears its prompt; `million_tokens` shares among both.
     """
 
-    kind: str
-    currency: str
-    date: str
-    source: str
-    gpu_hour: float
     request: float
     million_output_tokens: float
     million_tokens: float

@@ -62,7 +62,7 @@ class Scheduler:
         self.running: dict[int, RequestState] = {}  # in order of admission
         self.free = limits.num_blocks
         self.preemptions = self.prefilled = self.decoded = self.recomputed = 0
-        self._hosted = self._out = self._back = 0  # blocks in the host's memory, and on their way there and back
+        self.hosted_blocks = self._out = self._back = 0  # blocks in the host's memory, and on their way there and back
         self._shared = 0  # blocks of a beginning that prompts share
         self._final = 0  # blocks of all running sequences at their end
         self._keys = tuple(_Keys(window) for window in limits.windows)
@@ -80,11 +80,6 @@ class Scheduler:
     @property
     def used_blocks(self) -> int:
         return self.limits.num_blocks - self.free
-
-    @property
-    def hosted_blocks(self) -> int:
-        """In the host's memory."""
-        return self._hosted
 
     @property
     def unfinished(self) -> int:
@@ -268,10 +263,10 @@ class Scheduler:
     def _goes_to_host(self, job: RequestState) -> bool:
         """What a preempted sequence had cached is kept there, if it has room and all of it was made."""
         blocks = self._own_blocks(job, job.cached)
-        if not job.done or self._hosted + blocks > self.limits.host_blocks:
+        if not job.done or self.hosted_blocks + blocks > self.limits.host_blocks:
             return False
         job.hosted = blocks
-        self._hosted += blocks
+        self.hosted_blocks += blocks
         self._out += blocks
         return True
 
@@ -281,7 +276,7 @@ class Scheduler:
             job = self.waiting[0]
             if not self._admitted(job, job.cached):
                 return
-            self._hosted -= job.hosted
+            self.hosted_blocks -= job.hosted
             self._back += job.hosted
             job.hosted = 0
             self._join(job)

@@ -20,11 +20,7 @@ def token_costs(load: Load, num_devices: int, cluster: Cluster, prices: Prices) 
         full = output * load.requests_per_s  # times the seconds between requests at capacity
         found.append(
             TokenCost(
-                kind=price.kind,
-                currency=prices.currency,
-                date=price.date,
-                source=price.source,
-                gpu_hour=price.gpu_hour,
+                **prices.told(price),
                 request=second / load.requests_per_s,
                 million_output_tokens=output,
                 million_tokens=second / (load.output_tokens_per_s + load.prompt_tokens_per_s) * MILLION,

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
+from simulator.base.remembered import made_once
 from simulator.spec.prices import Price, Prices
 from simulator.studies.search.driver import Progress
 from simulator.studies.serving import InferencePlan
@@ -26,7 +27,7 @@ from simulator.studies.serving_search.plays import Values
 from simulator.studies.serving_search.pools import Side, best_ratio, pair_answer, single_answer
 from simulator.studies.serving_search.space import Role, key_of, layouts, of_key
 from simulator.studies.serving_search.study import ServingSearch
-from simulator.studies.serving_search.tasks import Fewest, Survey, Task, counts_of, excess, fewest_of, slo_of, survey_of
+from simulator.studies.serving_search.tasks import Fewest, Survey, Task, counts_of, excess, fewest_of, slo_of
 from simulator.studies.serving_search.workers import Workers
 
 Tell = Callable[[Progress], None]
@@ -53,7 +54,7 @@ def search_serving(
     jobs: processes. notes: a journal of finished parts. Raises PlanError where no layout is legal, InputError where a
     request is too long or the cluster has no price; SearchInterrupted on Ctrl-C.
     """
-    price = min(prices.of(study.cluster), key=lambda one: one.gpu_hour) if prices is not None else None
+    price = prices.cheapest(study.cluster) if prices is not None else None
     with Workers(study, jobs, notes) as workers:
         run = _Run(study, workers, tell)
         try:
@@ -110,10 +111,11 @@ class _Run:
         became = self._became
         counts = {name: became[name] for name in ("too_large", "too_slow", "short", "pruned", "missed", "met", "pairs")}
         missing = [one.missing_bytes for one in self.surveys.values()]
+        num_layouts = len({key_of(one) for one in (*self.space.engines, *self.space.prompts)})
         return ServingSearchReport(
             study=self.study,
             rows=rows_of(self.study, self.answers, price),
-            counts=Counts(refused=self.space.num_refused, layouts=self._num_layouts, plays=self._plays, **counts),
+            counts=Counts(refused=self.space.num_refused, layouts=num_layouts, plays=self._plays, **counts),
             nearest=None if self.answers else self.nearest,
             least_devices=self._least_devices(),
             missing_bytes=min(missing, default=0) or None,
@@ -124,10 +126,6 @@ class _Run:
     def answers(self) -> list[Answer]:
         """All that are known."""
         return [*self._single, *(one for some in self._paired.values() for one in some)]
-
-    @property
-    def _num_layouts(self) -> int:
-        return len({key_of(one) for one in (*self.space.engines, *self.space.prompts)})
 
     @property
     def _limit(self) -> int:
@@ -152,7 +150,8 @@ class _Run:
         limit = self._limit
         tasks = [Task("survey", key_of(one), roles) for one in some if one.engine_devices <= limit]
         self._became["pruned"] += len(roles) * (len(some) - len(tasks))
-        for found in map(survey_of, self._workers.answers(tasks, partial(self._report_progress, "survey"))):
+        for data in self._workers.answers(tasks, partial(self._report_progress, "survey")):
+            found = Survey(**data)
             known = self.surveys.get(found.layout, found)
             self.surveys[found.layout] = replace(
                 found,
@@ -239,13 +238,9 @@ class _Run:
 
     def _floors(self, prompts: Side, answers: Side) -> Values:
         """Bounds of a pair's figures."""
-        made = []
-        for side in (prompts, answers):
-            key = key_of(side.layout)
-            if key not in self._bounds:
-                self._bounds[key] = Floors(self.study, side.layout)
-            made.append(self._bounds[key])
-        return floors_of(made[0], made[1], self._player.counted)
+        both = prompts.layout, answers.layout
+        first, rest = (made_once(self._bounds, key_of(one), Floors, self.study, one) for one in both)
+        return floors_of(first, rest, self._player.counted)
 
     def _least_of(self, role: Role, some: Sequence[InferencePlan]) -> int:
         """GPUs that a pool takes at least."""

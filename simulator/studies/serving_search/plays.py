@@ -15,6 +15,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field
 
+from simulator.base.remembered import made_once
 from simulator.studies.serving import InferencePlan, Request
 from simulator.studies.serving.deployment import Deployment, answers_of, link_capacity, one_engine_capacity, prompts_of
 from simulator.studies.serving.engine import ServedRun
@@ -94,18 +95,17 @@ class Player:
         plan = layout.model_copy(update={"dp": min(engines, most)})
         stages = tuple(pipeline_shape(plan, study.seen, stage) for stage in range(plan.pp - 1))
         key = key_of(layout), tensor_shape(plan, study.seen), stages
-        if key not in self._deployed:
-            self._deployed[key] = Deployment.of(study.model, plan, study.seen, study.stack, *study.numbers)
-        return self._deployed[key]
+        given = study.model, plan, study.seen, study.stack
+        return made_once(self._deployed, key, lambda: Deployment.of(*given, *study.numbers))
 
     def capacity(self, role: Role, layout: InferencePlan, engines: int) -> float:
         """Requests a second, of all kinds, that one of so many engines serves when its queue never empties."""
         deployed = self.deployed(layout, engines)
-        key = role, id(deployed)
-        if key not in self._capacities:
-            part, share = _part(role, self.requests)
-            self._capacities[key] = share * one_engine_capacity(deployed, part, prefilled=role == "decode")
-        return self._capacities[key]
+        return made_once(self._capacities, (role, id(deployed)), self._capacity, role, deployed)
+
+    def _capacity(self, role: Role, deployed: Deployment) -> float:
+        part, share = _part(role, self.requests)
+        return share * one_engine_capacity(deployed, part, prefilled=role == "decode")
 
     def least(self, role: Role, layout: InferencePlan) -> int:
         """The fewest engines whose queues do not grow without end: each takes less than its capacity."""
@@ -117,9 +117,7 @@ class Player:
     def play(self, role: Role, layout: InferencePlan, engines: int, pace: float = 1.0) -> Play:
         """One of so many engines under its share."""
         key = role, key_of(layout), engines, pace
-        if key not in self._plays:
-            self._plays[key] = self._played(role, layout, engines, pace)
-        return self._plays[key]
+        return made_once(self._plays, key, self._played, role, layout, engines, pace)
 
     def know(self, play: Play) -> None:
         """It was played elsewhere."""
@@ -150,13 +148,13 @@ class Player:
     def transfers(self, prompts: InferencePlan, layout: InferencePlan, *, near: bool) -> tuple[list[float], float]:
         """(seconds of each counted request's cache on the links, requests a second that one engine's links take)."""
         key = key_of(prompts), key_of(layout), near
-        if key not in self._transfers:
-            study = self.study
-            plan = pooled(prompts, layout, 1, 1)
-            made = Transfers(study.model, plan, study.seen, study.stack, study.numbers[1], near=near)
-            moved = [made.seconds(r.prompt_tokens) if r.output_tokens > 1 else 0.0 for r in self.counted]
-            self._transfers[key] = moved, link_capacity(made, self.requests)
-        return self._transfers[key]
+        return made_once(self._transfers, key, self._transferred, prompts, layout, near=near)
+
+    def _transferred(self, prompts: InferencePlan, layout: InferencePlan, *, near: bool) -> tuple[list[float], float]:
+        study, plan = self.study, pooled(prompts, layout, 1, 1)
+        made = Transfers(study.model, plan, study.seen, study.stack, study.numbers[1], near=near)
+        moved = [made.seconds(r.prompt_tokens) if r.output_tokens > 1 else 0.0 for r in self.counted]
+        return moved, link_capacity(made, self.requests)
 
     def values(self, first: Play, rest: Play, moved_s: Sequence[float] | None = None) -> Values:
         """Every request's figures, from its prompt's play and its answer's; moved_s: its cache on the links between."""

@@ -64,11 +64,6 @@ class Task:
         return asdict(found)
 
 
-def survey_of(data: dict[str, Any]) -> Survey:
-    """A survey's answer."""
-    return Survey(**data)
-
-
 def fewest_of(data: dict[str, Any]) -> Fewest:
     """An answer to the fewest engines."""
     return Fewest(**(data | {"plays": tuple(Play.from_data(one) for one in data["plays"])}))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 from simulator.base.processes import WorkerPool
 from simulator.studies.serving_search.notes import Notes
@@ -13,7 +13,7 @@ from simulator.studies.serving_search.study import ServingSearch
 from simulator.studies.serving_search.tasks import Task
 
 
-class Workers:
+class Workers(AbstractContextManager["Workers"]):
     """Answers tasks, from the journal where that knows them. player: of this process."""
 
     def __init__(self, study: ServingSearch, jobs: int, notes: Notes | None = None) -> None:
@@ -38,14 +38,9 @@ class Workers:
                 self._notes.keep(task, answer)
         return [self._known[task.key] for task in tasks]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         if self._workers is not None:
-            self._workers.__exit__(kind, exc, trace)
+            self._workers.__exit__(kind, *raised)
 
 
 _PLAYERS: list[Player] = []  # of this worker

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from simulator.memory import device_history, outside_torch_bytes
@@ -28,17 +27,8 @@ _FOLDED: Final = re.compile(r"[FBW](\d+)\.(\d+)")  # a pipeline's micro-batch an
 MOST_MICRO_BATCHES: Final = 8  # that are played
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
-    """tensors: of all GPUs of the node. room: bytes of each GPU for them. step_s: of the micro-batches that were played."""
-
-    tensors: tuple[Tensor, ...]
-    room: tuple[int, ...]
-    step_s: float
-
-
-def own_tensors(lowering: Lowering) -> Own:
-    """Of the first node; GPUs that no rank uses have all their room."""
+def own_tensors(lowering: Lowering) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """(tensors of all GPUs of the first node, bytes of each GPU for them); GPUs that no rank uses have all their room."""
     plan, cluster = lowering.plan, lowering.cluster
     timeline = run(lowering.programs(min(plan.num_micro_batches, max(MOST_MICRO_BATCHES, 2 * plan.pp))))
     device = cluster.device
@@ -52,7 +42,7 @@ def own_tensors(lowering: Lowering) -> Own:
         mine = list(_tensors(lowering, spans, saved, gpu, stage))
         tensors += mine
         room[gpu] = max(0, visible - outside_torch_bytes(device, plan, stack=lowering.stack) - _beside(history))
-    return Own(tensors=tuple(tensors), room=tuple(room), step_s=float(timeline.step_s))
+    return tuple(tensors), tuple(room)
 
 
 def _saved(history: History) -> Counter[str]:

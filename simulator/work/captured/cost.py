@@ -45,14 +45,11 @@ class KernelCost:
     def __post_init__(self) -> None:
         numbers: tuple[object, ...] = (self.flop, self.bytes, self.seconds, self.launches)  # of somebody's own code
         if not all(isinstance(one, (int, float)) and 0 <= one < math.inf for one in numbers) or self.launches < 1:
-            msg = f"{self}: flop, bytes and seconds must be numbers from 0 on, and launches from 1 on"
-            raise ValueError(msg)
+            raise ValueError(f"{self}: flop, bytes and seconds must be numbers from 0 on, and launches from 1 on")
         if not (self.flop or self.bytes or self.seconds):
-            msg = "a cost needs flop, bytes or seconds"
-            raise ValueError(msg)
+            raise ValueError("a cost needs flop, bytes or seconds")
         if self.dtype not in get_args(Dtype):
-            msg = f"dtype is {self.dtype!r}, and must be one of {', '.join(get_args(Dtype))}"
-            raise ValueError(msg)
+            raise ValueError(f"dtype is {self.dtype!r}, and must be one of {', '.join(get_args(Dtype))}")
 
     @property
     def kernel(self) -> Stated:
@@ -68,8 +65,7 @@ def kernel_cost(operator: str) -> Callable[[_Cost], _Cost]:
     own, decorate another. Outside of a capture nothing happens. Raises ValueError for a name that no operator can have.
     """
     if not _NAME.fullmatch(operator):
-        msg = f"kernel_cost({operator!r}): must be an operator's name, as mylib::swiglu"
-        raise ValueError(msg)
+        raise ValueError(f"kernel_cost({operator!r}): must be an operator's name, as mylib::swiglu")
 
     def register(cost: _Cost) -> _Cost:
         COSTS[operator] = cost

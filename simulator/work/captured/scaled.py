@@ -47,14 +47,12 @@ class _Rule:
         if type(a) is int and type(b) is int:
             found = self.number(a, b)
             if found is None:
-                msg = f"{a:,} of {self._one:,} ranks, {b:,} of {self._other:,}"
-                raise ValueError(msg)
+                raise ValueError(f"{a:,} of {self._one:,} ranks, {b:,} of {self._other:,}")
             return found
         if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
             return [self.value(x, y) for x, y in zip(a, b, strict=True)]
         if a != b:
-            msg = f"{a!r} of {self._one:,} ranks, {b!r} of {self._other:,}"
-            raise ValueError(msg)
+            raise ValueError(f"{a!r} of {self._one:,} ranks, {b!r} of {self._other:,}")
         return a
 
     def group(self, a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
@@ -63,8 +61,7 @@ class _Rule:
         step = self.value(*((ranks[1] - ranks[0] if len(ranks) > 1 else 1) for ranks in (a, b)))
         even = all(tuple(r) == tuple(range(r[0], r[0] + len(r) * d, d)) for r, d in ((a, _step(a)), (b, _step(b))))
         if not even:
-            msg = "a group whose ranks are not equally far apart"
-            raise ValueError(msg)
+            raise ValueError("a group whose ranks are not equally far apart")
         return tuple(range(a[0], a[0] + count * step, step))
 
 
@@ -88,14 +85,11 @@ def scaled(one: Capture, other: Capture, ranks: int) -> Capture:
 
 def _same_program(one: Capture, other: Capture) -> None:
     if one.world_size == other.world_size:
-        msg = "both have as many ranks"
-        raise ValueError(msg)
+        raise ValueError("both have as many ranks")
     if len(one.others) != len(other.others):
-        msg = "one of them has more kinds of ranks"
-        raise ValueError(msg)
+        raise ValueError("one of them has more kinds of ranks")
     if len(one.events) != len(other.events) or one.steady != other.steady:
-        msg = "one of them does more in a step"
-        raise ValueError(msg)
+        raise ValueError("one of them does more in a step")
 
 
 def _scaled(one: Capture, other: Capture, rule: _Rule, ranks: int) -> Capture:
@@ -106,8 +100,7 @@ def _scaled(one: Capture, other: Capture, rule: _Rule, ranks: int) -> Capture:
     events: list[list[int]] = []
     for a, b in zip(one.events, other.events, strict=True):
         if a[0] != b[0]:
-            msg = f"{Kind(a[0]).name} in one where the other has {Kind(b[0]).name}"
-            raise ValueError(msg)
+            raise ValueError(f"{Kind(a[0]).name} in one where the other has {Kind(b[0]).name}")
         event = list(a)
         if a[0] == Kind.OPERATOR:
             key = a[1], b[1]
@@ -134,13 +127,11 @@ def _scaled(one: Capture, other: Capture, rule: _Rule, ranks: int) -> Capture:
 
 def _signature(a: tuple[str, Any, Any], b: tuple[str, Any, Any], rule: _Rule) -> tuple[str, Any, Any]:
     if a[0] != b[0]:
-        msg = f"{a[0]} in one where the other has {b[0]}"
-        raise ValueError(msg)
+        raise ValueError(f"{a[0]} in one where the other has {b[0]}")
     try:
         return a[0], rule.value(a[1], b[1]), rule.value(a[2], b[2])
     except ValueError as exc:
-        msg = f"{a[0]}: {exc}"
-        raise ValueError(msg) from None
+        raise ValueError(f"{a[0]}: {exc}") from None
 
 
 def _costs(one: Capture, other: Capture, pairs: Mapping[tuple[int, int], int]) -> Iterator[tuple[int, Any]]:
@@ -148,6 +139,5 @@ def _costs(one: Capture, other: Capture, pairs: Mapping[tuple[int, int], int]) -
     for (a, b), number in pairs.items():
         if a in one.costs:
             if one.costs[a] != other.costs.get(b):
-                msg = f"the kernel_cost of {one.signatures[a][0]}"
-                raise ValueError(msg)
+                raise ValueError(f"the kernel_cost of {one.signatures[a][0]}")
             yield number, one.costs[a]

@@ -92,7 +92,7 @@ def collective_cost(
 def _collective_cost(
     kind: str, size_bytes: int, shape: GroupShape, cluster: Same, curves: Same, nccl: Nccl | None
 ) -> CollectiveCost:
-    return _memo(curves.one).cost(call_of(kind, size_bytes, shape, cluster.one, nccl))
+    return _cost(call_of(kind, size_bytes, shape, cluster.one, nccl), curves)
 
 
 def call_of(kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, nccl: Nccl | None = None) -> Call:
@@ -157,11 +157,11 @@ def link_capacities(cluster: Cluster, curves: LinkCurves | None = None, *, suffi
 
     suffix: appended to the names where every rank or node has links of its own (see `renamed`).
     """
-    memo, links = _memo(curves or default_curves()), Links.of(cluster)
+    by, links = Same(curves or default_curves()), Links.of(cluster)
     capacities: dict[str, Number] = {}
     for port in ports_of(cluster):
         seen = replace(links, port_kind=port.kind, port_bytes_per_s=port.bytes_per_s, port_link=port.link)
-        capacities |= memo.capacity(seen)
+        capacities |= _capacities(seen, by)
     return {f"{name}{suffix}": value for name, value in capacities.items()}
 
 
@@ -173,48 +173,18 @@ def renamed(cost: CollectiveCost, suffix: str) -> CollectiveCost:
 
 def call_s(call: Call, curves: LinkCurves) -> Number:
     """Seconds of one call alone on its links."""
-    return _memo(curves).time_s(call)
+    by = Same(curves)
+    cost, capacities = _cost(call, by), _capacities(call.links, by)
+    return cost.latency_s + max((b / capacities[k] for k, b in cost.link_bytes.items()), default=0)
 
 
-class _Memo:
-    """Costs and capacities of one set of curves, kept with it: hashing the curves would cost more than the call."""
+@lru_cache(_MOST_COSTS)
+def _capacities(links: Links, by: Same) -> Mapping[str, Number]:
+    """What rings with whole chunks reach: the measure that other modes' bytes are weighted by.
 
-    def __init__(self, curves: LinkCurves) -> None:
-        self.curves = curves
-        self.costs: dict[Call, CollectiveCost] = {}
-        self.capacities: dict[Links, dict[str, Number]] = {}
-
-    def cost(self, call: Call) -> CollectiveCost:
-        found = self.costs.get(call)
-        if found is None:
-            if len(self.costs) >= _MOST_COSTS:
-                self.costs.clear()
-            found = self.costs[call] = _cost(call, self.curves)
-        return found
-
-    def capacity(self, links: Links) -> Mapping[str, Number]:
-        found = self.capacities.get(links)
-        if found is None:
-            found = self.capacities[links] = _capacities(links, self.curves)
-        return found
-
-    def time_s(self, call: Call) -> Number:
-        found, capacities = self.cost(call), self.capacity(call.links)
-        return found.latency_s + max((b / capacities[k] for k, b in found.link_bytes.items()), default=0)
-
-
-_memos: dict[int, _Memo] = {}
-
-
-def _memo(curves: LinkCurves) -> _Memo:
-    found = _memos.get(id(curves))
-    if found is None:
-        found = _memos[id(curves)] = _Memo(curves)  # the memo holds the curves, so the id stays theirs
-    return found
-
-
-def _capacities(links: Links, curves: LinkCurves) -> dict[str, Number]:
-    """What rings with whole chunks reach: the measure that other modes' bytes are weighted by."""
+    by: the curves, by which object they are: hashing them would cost more than the call.
+    """
+    curves: LinkCurves = by.one
     share = nic_share(links)
     if curves.ideal_links:
         return _drop_zero({links.port_link: Fraction(links.port_bytes_per_s), "inter": share})
@@ -249,8 +219,10 @@ def form_of(call: Call, algorithm: Algorithm) -> Volume:
     return volume(call.kind, algorithm, call.place.num_ranks, call.place.num_domains)
 
 
-def _cost(call: Call, curves: LinkCurves) -> CollectiveCost:
-    """Volume × size over each link, weighted by the mode's distance from the ring, and the delay before it."""
+@lru_cache(_MOST_COSTS)
+def _cost(call: Call, by: Same) -> CollectiveCost:
+    """Volume × size over each link, weighted by the mode's distance from the ring, and the delay before it. by: the curves."""
+    curves: LinkCurves = by.one
     if call.place.num_domains > 1 and not call.links.num_nics:
         problem = f"a {call.kind} spans {call.place.num_domains} nodes that no network joins"
         raise ClusterError.at("cluster: inter", problem, "give `inter`, or one node")
@@ -261,7 +233,7 @@ def _cost(call: Call, curves: LinkCurves) -> CollectiveCost:
         port_bytes = form.port * call.size_bytes * call.links.detour
         nic_bytes = form.nic * call.size_bytes * nic_part(call) * spine(algorithm, call)
         return CollectiveCost(latency_s=Fraction(0), link_bytes=_drop_zero({near: port_bytes, "inter": nic_bytes}))
-    parts, capacities = parts_of(call, curves), _memo(curves).capacity(call.links)
+    parts, capacities = parts_of(call, curves), _capacities(call.links, by)
     weighted: dict[str, Number] = {near: parts.near_s * float(capacities[near])}
     if call.place.num_domains > 1:
         weighted["inter"] = parts.far_s * float(capacities["inter"])

@@ -22,9 +22,8 @@ from simulator.work.collectives.volumes import POINT_TO_POINT, Algorithm, Kind, 
 Protocol = Literal["ll", "ll128", "simple", "tcp"]  # tcp: gloo
 PROTOCOLS: tuple[Protocol, ...] = ("ll", "ll128", "simple")
 
-_NVLS_SHARE = (
-    32 / 45
-)  # of a port: 8 channels × 40 of 450 GB/s on H100, as printed by NCCL_DEBUG (NVIDIA/nccl issue 1197)
+# of a port: 8 channels × 40 of 450 GB/s on H100, as printed by NCCL_DEBUG (NVIDIA/nccl issue 1197)
+_NVLS_SHARE = 32 / 45
 _NVLS_CHANNEL_GB = (0.0, 0.0, 60.0, 90.0)  # fastest channel the search tries; one channel a GPU of the node
 _NVLS_MORE_THAN = 2  # NCCL sets NVLS up for more than two GPUs of a node only (src/transport/nvls.cc)
 # First releases that have an algorithm: NVLink SHARP 2.17, its tree over nodes 2.18, PAT 2.23
@@ -148,14 +147,10 @@ def _left(kind: Kind, rows: tuple[Row, ...], nccl: Nccl) -> list[Row]:
     """What NCCL_ALGO and NCCL_PROTO leave."""
     left = [row for row in rows if nccl.environment.allows(kind, row[0], row[1])]
     if not left and nccl.release >= _NO_FALLBACK_SINCE:
-        raise _nothing_left(kind, rows)
+        names = ", ".join(f"{algorithm}/{protocol}" for algorithm, protocol, _, _ in rows)
+        problem = f"NCCL_ALGO and NCCL_PROTO leave nothing that could run {kind} here"
+        raise PlanError(Fault(place=f"nccl: {kind}", problem=problem, remedy=f"one of {names}"))
     return left or [row for row in rows if row[0] == "ring"]
-
-
-def _nothing_left(kind: Kind, rows: tuple[Row, ...]) -> PlanError:
-    names = ", ".join(f"{algorithm}/{protocol}" for algorithm, protocol, _, _ in rows)
-    problem = f"NCCL_ALGO and NCCL_PROTO leave nothing that could run {kind} here"
-    return PlanError(Fault(place=f"nccl: {kind}", problem=problem, remedy=f"one of {names}"))
 
 
 def _time_us(row: Row, kind: Kind, size_bytes: int, group: Group, nccl: Nccl, fabric: NcclFabric) -> float:

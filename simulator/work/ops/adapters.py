@@ -162,7 +162,6 @@ def adapted(
         return g.pointwise(out.name, [y, low], out, aliases=[y, low])
     g.op(
         out.name,
-        "elementwise",
         inputs=(y, low),
         outputs=(out,),
         forward=(stream("widen", y.num_bytes + low.num_bytes, out.num_bytes, numel=out.numel),),
@@ -189,8 +188,8 @@ def _pair(g: Graph, s: OpContext, name: str, x: Value, shape: tuple[int, int, in
         return up
     if s.stack.kernels.adapters == "copied" and module_of(g, name) == "attention.qkv":
         copied = g.value(f"{name}.lora_columns", t * _adapted_columns(s), dtype)
-        g.op(copied.name, "elementwise", inputs=(up,), grads=(), outputs=(copied,), saved=(copied,))
-    return g.pointwise(f"{name}.lora", [up], g.value(f"{name}.lora", up.numel, dtype))
+        g.op(copied.name, inputs=(up,), grads=(), outputs=(copied,), saved=(copied,))
+    return g.pointwise(f"{name}.lora", [up])
 
 
 def _adapted_columns(s: OpContext) -> int:
@@ -210,12 +209,12 @@ def _product(
     if held != dtype:
         weights = (g.value(f"{name}.weight", numel, dtype),)
         casts, back = g.conversion(numel, held, dtype), g.conversion(numel, dtype, held)
-        g.op(weights[0].name, "elementwise", inputs=(), outputs=weights, forward=(casts,), backward=(back,),
+        g.op(weights[0].name, inputs=(), outputs=weights, forward=(casts,), backward=(back,),
              parameter_numel=pair_size(s.plan) * numel)  # fmt: skip
     rows, of = -(-t // experts), cast("Dtype", dtype)
     wrapped = s.plan.adapters_apart and s.plan.gathers and s.plan.num_data_parallel > 1
     one = Gemm(m=rows, n=n, k=k, dtype=of, batch=experts, grouped=experts > 1, launches=experts)
-    g.op(
+    return g.op(
         name,
         "gemm",
         inputs=(x, *weights),
@@ -228,7 +227,6 @@ def _product(
         is_unit=wrapped,
         waits=wrapped,
     )
-    return out
 
 
 def fused_kernels(s: OpContext, shape: tuple[int, int, int], r: int) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
@@ -262,9 +260,8 @@ def _scaled(g: Graph, name: str, y: Value, shape: tuple[int, int, int], module: 
     out, size = g.value(f"{name}.scaled", y.numel, y.dtype), y.num_bytes
     width = shape[2] if module.endswith("down") else shape[1]
     spread = stream("strided", size, size, numel=y.numel)
-    g.op(
+    return g.op(
         out.name,
-        "elementwise",
         inputs=(y,),
         outputs=(out,),
         forward=(spread,),
@@ -273,7 +270,6 @@ def _scaled(g: Graph, name: str, y: Value, shape: tuple[int, int, int], module: 
         backward_temporary_bytes=size,
         parameter_numel=width,
     )
-    return out
 
 
 def _renormed(g: Graph, s: OpContext, name: str, y: Value, low: Value, shape: tuple[int, int, int]) -> Value:
@@ -287,13 +283,11 @@ def _renormed(g: Graph, s: OpContext, name: str, y: Value, low: Value, shape: tu
     weight, out = n * k * s.element_bytes, g.value(f"{name}.renormed", y.numel, y.dtype)
     dtype = cast("Dtype", s.plan.peft.dtype or s.dtype)
     norms = g.value(f"{name}.norms", 2 * n, dtype)  # of rows, and the factors
-    factor = g.value(
-        f"{name}.factor", n, dtype
-    )  # less one, of the layer's own result: for its gradient, where it has one
-    g.op(factor.name, "elementwise", inputs=(y,), grads=(), outputs=(factor,), saved=(factor,))
-    g.op(
+    # less one, of the layer's own result: for its gradient, where it has one
+    factor = g.value(f"{name}.factor", n, dtype)
+    g.op(factor.name, inputs=(y,), grads=(), outputs=(factor,), saved=(factor,))
+    return g.op(
         out.name,
-        "elementwise",
         inputs=(y, low),
         outputs=(out, norms),
         forward=(
@@ -314,4 +308,3 @@ def _renormed(g: Graph, s: OpContext, name: str, y: Value, low: Value, shape: tu
         forward_temporary_bytes=2 * weight + tuning.temporary_bytes,
         parameter_numel=n,
     )
-    return out

@@ -30,7 +30,7 @@ def attention(g: Graph, s: OpContext, x: Value) -> Value:
     mixed = q.base == q.name and s.model.latent is None  # latent attention makes all three
     if s.stack.traits.one_qkv_layout and s.stack.attention.kernel == "cudnn" and mixed:
         # Transformer Engine takes Q, K, V as parts of one tensor or as three of their own, never mixed
-        v = g.pointwise("v.contiguous", [v], g.value("v.contiguous", v.numel, v.dtype), op="copy")
+        v = g.pointwise("v.contiguous", [v], op="copy")
     if s.plan.peft.method == "prefix":
         k, v = (_behind_prefix(g, s, x) for x in (k, v))
     if s.expand_kv:
@@ -58,8 +58,7 @@ def _behind_prefix(g: Graph, s: OpContext, x: Value) -> Value:
         stream("join", x.num_bytes, x.num_bytes, numel=x.numel),
         stream("reduce", out.num_bytes - x.num_bytes, added),
     )
-    g.op(out.name, "elementwise", inputs=(x,), outputs=(out,), forward=(joined,), backward=back, parameter_numel=added)
-    return out
+    return g.op(out.name, inputs=(x,), outputs=(out,), forward=(joined,), backward=back, parameter_numel=added)
 
 
 def _heads(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, Value, Value | None]:
@@ -88,9 +87,8 @@ def _apart(g: Graph, x: Value, copies: int, joined: int = 0) -> Value:
     out = g.value(f"{x.name}.apart", x.numel, x.dtype)
     kept = (g.value(f"{x.name}.joined", joined, x.dtype),) if joined else ()
     once = stream("strided", x.num_bytes, x.num_bytes, numel=x.numel)
-    g.op(
+    return g.op(
         out.name,
-        "elementwise",
         inputs=(x,),
         outputs=(out, *kept),
         saved=kept,
@@ -99,7 +97,6 @@ def _apart(g: Graph, x: Value, copies: int, joined: int = 0) -> Value:
         forward_temporary_bytes=x.num_bytes if copies > 1 else 0,
         backward_temporary_bytes=x.num_bytes if copies > 1 else 0,
     )
-    return out
 
 
 def _head_norm(g: Graph, s: OpContext, name: str, x: Value) -> Value:
@@ -111,7 +108,7 @@ def _gated(g: Graph, o: Value, gate: Value) -> Value:
     """Attention's result times the sigmoid of its gate."""
     share = g.value("gate.sigmoid", o.numel, o.dtype)
     g.pointwise("gate.sigmoid", [gate], share, saved=[share])
-    return g.pointwise("gated", [o, share], g.value("gated", o.numel, o.dtype), saved=[o, share])
+    return g.pointwise("gated", [o, share], saved=[o, share])
 
 
 def _out(g: Graph, s: OpContext, o: Value) -> Value:
@@ -135,7 +132,7 @@ def _projections(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, Value]
     q, k, v = (g.view(n, qkv, t * w) for n, w in (("q", m.q_columns), ("k", m.kv_width), ("v", m.kv_width)))
     numel, size = sum(v.numel for v in (q, k, v)), sum(v.num_bytes for v in (q, k, v))
     joined = stream("join" if s.stack.traits.generic_copies else "copy", size, size, numel=numel)
-    g.op("split", "elementwise", inputs=(qkv,), forward=_groups_apart(s, q), backward=(joined,), views=(q, k, v))
+    g.op("split", inputs=(qkv,), forward=_groups_apart(s, q), backward=(joined,), views=(q, k, v))
     return q, k, v
 
 
@@ -143,7 +140,7 @@ def _query_and_gate(g: Graph, s: OpContext, q: Value) -> tuple[Value, Value]:
     """Each head's product is its query, then its gate: two strided parts, whose gradients are joined by one copy."""
     query, gate = (g.view(name, q, q.numel // 2) for name in ("q.query", "q.gate"))
     joined = (stream("join" if s.stack.traits.generic_copies else "copy", q.num_bytes, q.num_bytes, numel=q.numel),)
-    g.op("q.split", "elementwise", inputs=(q,), backward=joined, views=(query, gate))
+    g.op("q.split", inputs=(q,), backward=joined, views=(query, gate))
     return query, gate
 
 
@@ -159,15 +156,13 @@ def _groups_apart(s: OpContext, q: Value) -> tuple[Kernel, ...]:
 def _expand(g: Graph, s: OpContext, x: Value, name: str) -> Value:
     """K or V copied to all heads; backward sums the copies' gradients."""
     out = g.value(f"{name}.expanded", x.numel * s.model.q_width // s.model.kv_width, x.dtype)
-    g.op(
+    return g.op(
         out.name,
-        "elementwise",
         inputs=(x,),
         outputs=(out,),
         forward=(stream(_reorder(s), x.num_bytes, out.num_bytes, numel=out.numel),),
         backward=(stream("reduce", out.num_bytes, x.num_bytes),),
     )
-    return out
 
 
 def _core_fused(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
@@ -212,8 +207,7 @@ def _core_fused(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
     )
     if not rejoins(s) and not joins_halves(s):
         return o
-    merged = g.value("o.merged", o.numel, o.dtype)  # its gradient comes back as a view
-    return g.pointwise("o.merged", [o], merged, aliases=[o], op=_reorder(s))
+    return g.pointwise("o.merged", [o], aliases=[o], op=_reorder(s))  # its gradient comes back as a view
 
 
 def _rounded(s: OpContext, seq: int) -> int:
@@ -259,8 +253,7 @@ def _core_math(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
         backward=(_product(s, sq, skv, cv, "tn"), _product(s, skv, cv, sq, "nt")),
         saved=(probs, v),
     )
-    merged = g.value("o.merged", o.numel, o.dtype)  # the heads beside each other again: a copy
-    return g.pointwise("o.merged", [o], merged, op=_reorder(s))
+    return g.pointwise("o.merged", [o], op=_reorder(s))  # the heads beside each other again: a copy
 
 
 def _softmax(g: Graph, s: OpContext, scores: Value) -> Value:
@@ -275,7 +268,7 @@ def _softmax(g: Graph, s: OpContext, scores: Value) -> Value:
         return _softmax_operators(g, scores)
     probs = g.value("probabilities", scores.numel, scores.dtype)
     p = probs.num_bytes
-    g.op(
+    return g.op(
         "probabilities",
         "attention",
         inputs=(scores,),
@@ -284,14 +277,12 @@ def _softmax(g: Graph, s: OpContext, scores: Value) -> Value:
         backward=(stream("softmax", 2 * p, p),),
         saved=(probs,),
     )
-    return probs
 
 
 def _softmax_operators(g: Graph, scores: Value) -> Value:
     """To fp32, times the scale, masked in place, softmax, and back: an operator each, each with a gradient of its own."""
     wide = g.cast(scores, "fp32", "scores.float", "attention")
-    scaled = g.value("scores.scaled", wide.numel, wide.dtype)
-    g.pointwise("scores.scaled", [wide], scaled, category="attention")
+    scaled = g.pointwise("scores.scaled", [wide], category="attention")
     probs, f = g.value("probabilities.float", wide.numel, wide.dtype), wide.num_bytes
     g.op(
         "probabilities.float",

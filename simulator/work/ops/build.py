@@ -88,9 +88,8 @@ def _ended(block: Block, *, lowest: bool) -> Iterator[Op]:
         else:
             ended = replace(op, backward=(), saved=(), grad_inputs=(), grad_aliases=(), grad_overwrites=(), views=(),
                            backward_temporary_bytes=0, parameter_numel=0, backward_exchanges=())  # fmt: skip
-        last = block.output in {
-            tensor.name for tensor in op.outputs
-        }  # what comes goes on as a gradient that nobody asks for
+        # what comes goes on as a gradient that nobody asks for
+        last = block.output in {tensor.name for tensor in op.outputs}
         yield replace(ended, grad_aliases=tuple({*ended.grad_aliases, block.input})) if last else ended
 
 
@@ -195,7 +194,6 @@ def _mtp(s: OpContext) -> Block:
     passed = g.value("passed", x.numel, x.dtype)
     g.op(
         "passed",
-        "elementwise",
         inputs=(x, *losses),
         outputs=(passed,),
         forward=(stream("copy", x.num_bytes, x.num_bytes),),
@@ -217,7 +215,7 @@ def _mtp_pass(g: Graph, s: OpContext, x: Value, number: int) -> Value:
     parts = [norm(g, s, "mtp.stream_norm", x, d), norm(g, s, "mtp.embedding_norm", next_tokens, d)]
     both = g.value("mtp.both", 2 * x.numel, x.dtype)
     joins = (stream("join", 2 * size, 2 * size, numel=both.numel),)
-    g.op("mtp.both", "elementwise", inputs=parts, outputs=(both,), forward=joins, backward=joins)
+    g.op("mtp.both", inputs=parts, outputs=(both,), forward=joins, backward=joins)
     y = linear(g, s, "mtp.join", both, d, bias=False, split="none", tokens=s.stream_tokens)
     y = norm(g, s, "mtp.norm", _branches(g, s, y, dense=False), d)
     loss = _loss(g, s, y)
@@ -269,9 +267,8 @@ def _add(g: Graph, s: OpContext, name: str, x: Value, branch: Value) -> Value:
     if branch.dtype == x.dtype:
         return g.pointwise(name, [x, branch], out, aliases=[x, branch])
     read = x.num_bytes + branch.num_bytes
-    g.op(
+    return g.op(
         name,
-        "elementwise",
         inputs=(x, branch),
         outputs=(out,),
         forward=(
@@ -280,15 +277,13 @@ def _add(g: Graph, s: OpContext, name: str, x: Value, branch: Value) -> Value:
         backward=(g.conversion(x.numel, out.dtype, branch.dtype),),
         aliases=(x,),
     )
-    return out
 
 
 def _dropped(g: Graph, name: str, x: Value, branch: Value) -> Value:
     """Bias, dropout and addition in one kernel, as Megatron has it; the branch's gradient is masked."""
     out, mask = g.value(name, x.numel, x.dtype), g.value(f"{name}.mask", branch.numel, "int8")
-    g.op(
+    return g.op(
         name,
-        "elementwise",
         inputs=(x, branch),
         outputs=(out, mask),
         forward=(stream("elementwise", x.num_bytes + branch.num_bytes, out.num_bytes + mask.num_bytes),),
@@ -296,7 +291,6 @@ def _dropped(g: Graph, name: str, x: Value, branch: Value) -> Value:
         saved=(mask,),
         aliases=(x,),
     )
-    return out
 
 
 def _head(s: OpContext) -> Block:
@@ -313,7 +307,7 @@ def _first_tokens(g: Graph, s: OpContext, x: Value) -> tuple[OpContext, Value]:
     x = gather(g, s, "head.gather", x)
     first = g.view("first", x, s.batch * s.model.d_model)
     back = stream("memset", 0, x.num_bytes), stream("copy", first.num_bytes, first.num_bytes)
-    g.op(first.name, "elementwise", inputs=(x,), backward=back, views=(first,))
+    g.op(first.name, inputs=(x,), backward=back, views=(first,))
     alone = {"seq_len": 1, "document_len": None, "sequence_parallel": False, "vocab_parallel": False}
     model = s.model.model_copy(update={"vocab_size": s.model.num_classes})
     return replace(s, plan=s.plan.model_copy(update=alone), model=model), first
@@ -323,8 +317,7 @@ def _transformed(g: Graph, s: OpContext, x: Value) -> Value:
     """The head's own product, with an activation and perhaps a norm behind it."""
     d = s.model.d_model
     x = linear(g, s, "lm_head.transform", x, d, bias=s.model.out_bias, split="none", head=True, tokens=s.stream_tokens)
-    out = g.value("transformed", x.numel, x.dtype)
-    x = g.pointwise("transformed", [x], out, saved=[x], op="activation")
+    x = g.pointwise("transformed", [x], saved=[x], op="activation")
     return norm(g, s, "lm_head.norm", x, d) if s.model.head_transform == "normed" else x
 
 
@@ -343,7 +336,7 @@ def _loss(g: Graph, s: OpContext, x: Value) -> Value:
     if s.vocab_parallel and s.stack.kernels.gathers_logits:
         logits = whole_columns(g, s, "logits.whole", logits, alike=True)
     if s.stack.kernels.holds_logits:
-        g.op("logits.held", "elementwise", inputs=(logits,), aliases=(logits,), saved=(logits,))
+        g.op("logits.held", inputs=(logits,), aliases=(logits,), saved=(logits,))
     if m.logit_softcap:
         logits = _softcap(g, s, logits)
     loss = cross_entropy(g, s, logits)

@@ -22,7 +22,6 @@ def swap(g: Graph, name: str, *values: Value, by: tuple[StreamOp, StreamOp] = ("
     exchange = (Exchange(kind="all_to_all", axis="cp", num_bytes=size, at=1),)
     g.op(
         f"swap to {name}",
-        "elementwise",
         inputs=values,
         outputs=outputs,
         forward=copies,

@@ -57,7 +57,7 @@ def patches(s: OpContext) -> Block:
     if tower.positions == "learned":
         x = learned_positions(g, t, x)
     if tower.window:
-        x = g.pointwise("by_window", [x], g.value("by_window", x.numel, x.dtype), op="strided")
+        x = g.pointwise("by_window", [x], op="strided")
     if tower.pre_norm:
         x = norm(g, t, "pre_norm", x, d)
     return g.block(g.cast(x, t.stream_dtype, "widened"), s.model.num_parameters_of("embedding"))
@@ -69,8 +69,7 @@ def _with_class_token(g: Graph, s: OpContext, x: Value, parameter: str) -> Value
     trained, whole = d * s.trains(parameter), g.value("with_class", s.tokens * d, x.dtype)
     joins = stream("join", whole.num_bytes, whole.num_bytes, numel=whole.numel)
     sums = (stream("reduce", whole.num_bytes - x.num_bytes, 2 * d),) if trained else ()
-    g.op(whole.name, "elementwise", inputs=(x,), outputs=(whole,), forward=(joins,), backward=sums, aliases=(x,), parameter_numel=trained)  # fmt: skip
-    return whole
+    return g.op(whole.name, inputs=(x,), outputs=(whole,), forward=(joins,), backward=sums, aliases=(x,), parameter_numel=trained)  # fmt: skip
 
 
 def scaled(g: Graph, t: OpContext, name: str, x: Value) -> Value:
@@ -79,9 +78,8 @@ def scaled(g: Graph, t: OpContext, name: str, x: Value) -> Value:
     once = stream("strided", size, size, numel=x.numel)
     sums = (stream("elementwise", 2 * size, size), stream("reduce", size, 4 * trained)) if trained else ()
     kept, made = ([x], size) if trained else ([], 0)
-    g.op(name, "elementwise", inputs=(x,), outputs=(out,), forward=(once,), backward=(once, *sums), saved=kept,
+    return g.op(name, inputs=(x,), outputs=(out,), forward=(once,), backward=(once, *sums), saved=kept,
          backward_temporary_bytes=made, parameter_numel=trained)  # fmt: skip
-    return out
 
 
 def joint(s: OpContext) -> Block:
@@ -95,7 +93,7 @@ def joint(s: OpContext) -> Block:
     if tower.class_token:  # its gradient is that of the rest in zeros
         view = g.view("without_class", x, t.batch * tower.num_patches * tower.d_model)
         zeroed = stream("copy", view.num_bytes, x.num_bytes)
-        g.op(view.name, "elementwise", inputs=(x,), backward=(zeroed,), views=(view,))
+        g.op(view.name, inputs=(x,), backward=(zeroed,), views=(view,))
         x = view
     features = [_projected(g, p, tower, x, number, s.model.d_model) for number in range(1 + tower.extra_projectors)]
     if tower.newline:
@@ -105,7 +103,7 @@ def joint(s: OpContext) -> Block:
     placed = stream("strided", size + taken, size, 2, numel=text.numel)
     back = stream("elementwise", size, size), stream("strided", size, taken, 2, numel=text.numel)
     copied = stream("copy", size, size)
-    g.op("joined", "elementwise", inputs=(text, *features), outputs=(out, mask), forward=(copied, placed), backward=back, saved=(mask,))  # fmt: skip
+    g.op("joined", inputs=(text, *features), outputs=(out, mask), forward=(copied, placed), backward=back, saved=(mask,))  # fmt: skip
     return g.block(out, 0)
 
 
@@ -120,14 +118,12 @@ def _projected(g: Graph, t: OpContext, tower: Tower, x: Value, number: int, d_mo
         own = t.model.model_copy(update={"norm": kind, "norm_bias": kind == "layer"})
         x = norm(g, replace(t, model=own), f"{name}.norm", x, read if joined or number else tower.d_model)
     if tower.merging == "product":
-        x = g.pointwise(f"{name}.squares", [x], g.value(f"{name}.squares", x.numel, x.dtype), op="strided")
+        x = g.pointwise(f"{name}.squares", [x], op="strided")
         x = linear(g, t, f"{name}.merge", x, tower.d_model, bias=False, split="none", tokens=rows)
     for layer, width in enumerate(widths):
         x = linear(g, t, f"{name}.{layer}", x, width, bias=tower.projector_bias, split="none", tokens=rows)
         if layer < len(widths) - 1:
-            x = g.pointwise(
-                f"{x.name}.gelu", [x], g.value(f"{x.name}.gelu", x.numel, x.dtype), saved=[x], op="activation"
-            )
+            x = g.pointwise(f"{x.name}.gelu", [x], saved=[x], op="activation")
     return x
 
 
@@ -193,7 +189,7 @@ def embedded(g: Graph, s: OpContext, given: Value) -> Value:
     if m.token_kinds:
         x = _kinds(g, s, x)
     if m.embedding_scale:
-        x = g.pointwise("scaled", [x], g.value("scaled", x.numel, x.dtype))
+        x = g.pointwise("scaled", [x])
     if m.embedding_norm:
         x = norm(g, s, "embedding_norm", x, m.d_model)
     return x
@@ -206,9 +202,8 @@ def _kinds(g: Graph, s: OpContext, x: Value) -> Value:
     out = g.value("of_kind", x.numel, x.dtype)
     added = stream("embedding_forward", ids + size, size), stream("elementwise", 2 * size, size)
     back = (stream("memset", 0, table), stream("embedding_backward", size + 6 * ids, table, 6)) if trained else ()
-    g.op("kinds", "embedding", inputs=(x,), outputs=(out,), forward=added, backward=back, aliases=(x,),
+    return g.op("kinds", "embedding", inputs=(x,), outputs=(out,), forward=added, backward=back, aliases=(x,),
          forward_temporary_bytes=size, parameter_numel=m.token_kinds * m.d_model * trained)  # fmt: skip
-    return out
 
 
 def learned_positions(g: Graph, s: OpContext, x: Value) -> Value:
@@ -217,7 +212,7 @@ def learned_positions(g: Graph, s: OpContext, x: Value) -> Value:
     rows = x.num_bytes // s.batch
     table = m.max_positions * m.d_model * DTYPE_BYTES[s.parameter_dtype]
     out = g.value("positioned", x.numel, x.dtype)
-    g.op(
+    return g.op(
         "positions",
         "embedding",
         inputs=(x,),
@@ -234,4 +229,3 @@ def learned_positions(g: Graph, s: OpContext, x: Value) -> Value:
         forward_temporary_bytes=rows,
         parameter_numel=m.max_positions * m.d_model if s.trains("positions.weight") else 0,
     )
-    return out

@@ -17,14 +17,12 @@ _PERMUTE_LAUNCHES = 4
 
 def row_width(s: OpContext) -> int:
     """Channels of a row."""
-    assert s.model.experts is not None
-    return s.model.experts.latent_dim or s.model.d_model
+    return s.experts.latent_dim or s.model.d_model
 
 
 def sent_rows(s: OpContext, tokens: int) -> int:
     """Rows that a rank sends, its own experts' among them."""
-    assert s.model.experts is not None
-    num_experts, top_k = s.model.experts.num_experts, s.model.experts.top_k
+    num_experts, top_k = s.experts.num_experts, s.experts.top_k
     factor = s.plan.experts.capacity_factor
     return tokens * top_k if factor is None else num_experts * ceil(tokens * top_k * factor / num_experts)
 
@@ -53,17 +51,7 @@ def dispatch(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
         return _sent_once(g, s, x, scope)
     d, plan = row_width(s), s.plan
     sent = sent_rows(s, x.numel // d)
-    rows, places = g.value("permuted", sent * d, x.dtype), g.value("places", 2 * sent, "fp32")
-    size = rows.num_bytes
-    g.op(
-        "permute",
-        "elementwise",
-        inputs=(x,),
-        outputs=(rows, places),
-        forward=(stream("copy", size, size, _PERMUTE_LAUNCHES),),
-        backward=(stream("copy", size, x.num_bytes),),
-        saved=(places,),
-    )
+    rows = _permuted(g, x, sent, d)
     scope.append(rows)
     if plan.ep > 1:
         busiest = plan.experts.imbalance if way_of_rows(s) == "sorted" else min(plan.experts.imbalance, plan.ep)
@@ -86,8 +74,7 @@ def sends_tokens(s: OpContext) -> bool:
 
 def _token_places(s: OpContext, rows: int) -> int:
     """Tokens that arrive where `rows` rows do: k experts drawn evenly lie on n (1 - (1 - 1/n)^k) of n ranks."""
-    assert s.model.experts is not None
-    n, k = s.plan.ep, s.model.experts.top_k
+    n, k = s.plan.ep, s.experts.top_k
     return ceil(rows * n * (1 - (1 - 1 / n) ** k) / k)
 
 
@@ -101,18 +88,22 @@ def _sent_once(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
     came = g.value("dispatched", _token_places(s, rows) * d, x.dtype)
     x = travel(g, "dispatch", x, came, rows_exchange(s, rows * d * s.element_bytes))
     scope.append(x)
-    out, places = g.value("permuted", rows * d, x.dtype), g.value("places", 2 * rows, "fp32")
-    g.op(
+    out = _permuted(g, x, rows, d, read_bytes=x.num_bytes)
+    scope.append(out)
+    return out
+
+
+def _permuted(g: Graph, x: Value, rows: int, width: int, read_bytes: int | None = None) -> Value:
+    """Rows of tokens, by expert; the places they came from are kept for the way back. read_bytes: None: a token's for each row."""
+    out, places = g.value("permuted", rows * width, x.dtype), g.value("places", 2 * rows, "fp32")
+    return g.op(
         "permute",
-        "elementwise",
         inputs=(x,),
         outputs=(out, places),
-        forward=(stream("copy", x.num_bytes, out.num_bytes, _PERMUTE_LAUNCHES),),
+        forward=(stream("copy", read_bytes or out.num_bytes, out.num_bytes, _PERMUTE_LAUNCHES),),
         backward=(stream("copy", out.num_bytes, x.num_bytes),),
         saved=(places,),
     )
-    scope.append(out)
-    return out
 
 
 def _returned(g: Graph, s: OpContext, rows: Value, scope: list[Value]) -> Value:
@@ -120,7 +111,7 @@ def _returned(g: Graph, s: OpContext, rows: Value, scope: list[Value]) -> Value:
     d = row_width(s)
     back = g.value("unpermuted", _token_places(s, rows.numel // d) * d, rows.dtype)
     there, here = (stream("copy", a.num_bytes, b.num_bytes) for a, b in ((rows, back), (back, rows)))
-    g.op(back.name, "elementwise", inputs=(rows,), outputs=(back,), forward=(there,), backward=(here,))
+    g.op(back.name, inputs=(rows,), outputs=(back,), forward=(there,), backward=(here,))
     scope.append(back)
     out = g.value("combined", s.stream_tokens * d, rows.dtype)
     return _leave(g, s, travel(g, "combine", back, out, rows_exchange(s, rows.num_bytes)))
@@ -144,8 +135,7 @@ def _gathered(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
     out = g.value("permuted", rows * d, x.dtype)
     kernels = (stream("copy", out.num_bytes, out.num_bytes, 2),)
     once, waits = kernels[:1], host_counts(s)
-    g.op(out.name, "elementwise", inputs=(x,), outputs=(out,), forward=kernels, backward=once, waits=waits)
-    return out
+    return g.op(out.name, inputs=(x,), outputs=(out,), forward=kernels, backward=once, waits=waits)
 
 
 def _scattered(g: Graph, s: OpContext, rows: Value) -> Value:
@@ -155,7 +145,7 @@ def _scattered(g: Graph, s: OpContext, rows: Value) -> Value:
     axes = [(axis, degree) for axis, degree in (*degrees, ("ep", plan.ep)) if degree > 1]
     unpermuted = g.value("unpermuted", s.stream_tokens * d * prod(degree for _, degree in axes), rows.dtype)
     there, back = (stream("copy", rows.num_bytes, size, 2) for size in (unpermuted.num_bytes, rows.num_bytes))
-    g.op(unpermuted.name, "elementwise", inputs=(rows,), outputs=(unpermuted,), forward=(there,), backward=(back,))
+    g.op(unpermuted.name, inputs=(rows,), outputs=(unpermuted,), forward=(there,), backward=(back,))
     for axis, degree in axes:
         part = g.value(f"tokens from {axis}", unpermuted.numel // degree, unpermuted.dtype)
         scatter = Exchange(kind="reduce_scatter", axis=axis, num_bytes=unpermuted.num_bytes)
@@ -166,8 +156,7 @@ def _scattered(g: Graph, s: OpContext, rows: Value) -> Value:
 
 def rows_exchange(s: OpContext, num_bytes: int) -> Exchange:
     """The all-to-all of rows of `num_bytes` in all among the ranks of a layer's experts."""
-    assert s.model.experts is not None
-    copies = s.model.experts.top_k if sends_tokens(s) else 1
+    copies = s.experts.top_k if sends_tokens(s) else 1
     return Exchange(kind="all_to_all", axis="ep", num_bytes=num_bytes, copies=copies)
 
 
@@ -181,15 +170,13 @@ def travel(
     beside: tuple[Exchange, ...] = (),
 ) -> Value:
     """Rows to other ranks, and their gradients back; beside: small ones that follow either way."""
-    g.op(
+    return g.op(
         name,
-        "elementwise",
         inputs=(x,),
         outputs=(out,),
         forward_exchanges=(there, *beside),
         backward_exchanges=(back or there, *beside),
     )
-    return out
 
 
 def _weights_exchange(s: OpContext, rows: int) -> tuple[Exchange, ...]:
@@ -199,11 +186,9 @@ def _weights_exchange(s: OpContext, rows: int) -> tuple[Exchange, ...]:
 
 def sort_rows(g: Graph, s: OpContext, name: str, rows: Value) -> Value:
     """What came by rank, by expert; or the other way round."""
-    assert s.model.experts is not None
-    if s.plan.ep * s.plan.experts.etp == 1 or s.model.experts.num_local == 1:
+    if s.plan.ep * s.plan.experts.etp == 1 or s.experts.num_local == 1:
         return rows
-    out = g.value(name, rows.numel, rows.dtype)
-    return g.pointwise(name, [rows], out, op="copy")
+    return g.pointwise(name, [rows], op="copy")
 
 
 def combine(g: Graph, s: OpContext, rows: Value, weights: Value | None, scope: list[Value]) -> Value:
@@ -228,7 +213,6 @@ def combine(g: Graph, s: OpContext, rows: Value, weights: Value | None, scope: l
     size = rows.num_bytes
     g.op(
         "unpermute",
-        "elementwise",
         inputs=(rows,) if weights is None else (rows, weights),
         outputs=(out,),
         forward=(stream("copy", size, out.num_bytes, 2),),
@@ -242,5 +226,5 @@ def _leave(g: Graph, s: OpContext, x: Value) -> Value:
     """Slices of the experts leave partial sums on ranks that hold the same tokens."""
     if s.plan.experts.etp > 1 and not s.sequence_parallel:
         summed = Exchange(kind="all_reduce", axis="etp", num_bytes=x.num_bytes)
-        g.op("experts.leave", "elementwise", inputs=(x,), aliases=(x,), forward_exchanges=(summed,))
+        g.op("experts.leave", inputs=(x,), aliases=(x,), forward_exchanges=(summed,))
     return x

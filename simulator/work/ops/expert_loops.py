@@ -35,9 +35,8 @@ def in_turns(g: Graph, s: OpContext, rows: Value, tokens: Value) -> Value:
     num_experts = _held(s)
     size, total_bytes = rows.num_bytes, num_experts * tokens.num_bytes
     out = g.value("turns", rows.numel, rows.dtype)
-    g.op(
+    return g.op(
         "turns",
-        "elementwise",
         inputs=(rows,),
         outputs=(out,),
         forward=(stream("copy", size, size, num_experts * _TURN_FORWARD), stream("elementwise", 2 * size, size)),
@@ -47,7 +46,6 @@ def in_turns(g: Graph, s: OpContext, rows: Value, tokens: Value) -> Value:
             stream("elementwise", 2 * total_bytes, total_bytes, num_experts),
         ),
     )
-    return out
 
 
 def padded_numel(s: OpContext, rows: Value) -> int:
@@ -60,9 +58,8 @@ def sliced(g: Graph, s: OpContext, name: str, rows: Value, numel: int) -> Value:
     """Copy each expert's rows into a tensor padded to equal rows per expert, or back."""
     out = g.value(name, numel, rows.dtype)
     num_experts, size, moved = _held(s), (rows.num_bytes + out.num_bytes) // 2, min(rows.num_bytes, out.num_bytes)
-    g.op(
+    return g.op(
         out.name,
-        "elementwise",
         inputs=(rows,),
         outputs=(out,),
         forward=(stream("memset", 0, out.num_bytes), stream("copy", moved, moved, num_experts * _SLICE_FORWARD)),
@@ -72,7 +69,6 @@ def sliced(g: Graph, s: OpContext, name: str, rows: Value, numel: int) -> Value:
             stream("elementwise", 2 * num_experts * size, num_experts * size, num_experts),
         ),
     )
-    return out
 
 
 def stacked_weights(g: Graph, s: OpContext, rows: Value, d_ff: int) -> None:
@@ -82,7 +78,6 @@ def stacked_weights(g: Graph, s: OpContext, rows: Value, d_ff: int) -> None:
     copy = stream("strided", weights.num_bytes, weights.num_bytes, copies)
     g.op(
         "stacked",
-        "elementwise",
         inputs=(rows,),
         grads=(),  # so that it is made again with them
         outputs=(weights,),
@@ -93,5 +88,4 @@ def stacked_weights(g: Graph, s: OpContext, rows: Value, d_ff: int) -> None:
 
 
 def _held(s: OpContext) -> int:
-    assert s.model.experts is not None
-    return s.model.experts.num_local
+    return s.experts.num_local

@@ -45,7 +45,7 @@ def bring_back(g: Graph, s: OpContext, rows: Value, weighted: Value) -> Value:
     rows = _exchanged(g, s, "combined", sort_rows(g, s, "unsorted", rows))
     count, t = rows.numel // d, weighted.numel // (rows.numel // d)
     out = g.value("unpermuted", t * d, rows.dtype)
-    g.op(
+    return g.op(
         out.name,
         "gemm",
         inputs=(rows, weighted),
@@ -57,7 +57,6 @@ def bring_back(g: Graph, s: OpContext, rows: Value, weighted: Value) -> Value:
         ),
         saved=(rows, weighted),
     )
-    return out
 
 
 def _exchanged(g: Graph, s: OpContext, name: str, rows: Value) -> Value:
@@ -69,14 +68,12 @@ def _exchanged(g: Graph, s: OpContext, name: str, rows: Value) -> Value:
 
 def _masks(g: Graph, s: OpContext, weights: Value, cells: int, scope: list[Value]) -> tuple[Value, Value]:
     """(which row a token takes, with which weight) of `cells` = t E C, in the activations' dtype."""
-    assert s.model.experts is not None
-    choices = min(_CHOICES, s.model.experts.top_k)
+    choices = min(_CHOICES, s.experts.top_k)
     wide, taken = g.value("combine_weights", cells, "fp32"), g.value("dispatch_mask", cells, "int8")
     written = stream("elementwise", 0, wide.num_bytes, numel=cells)
     sums: tuple[Kernel, ...] = (stream("elementwise", 2 * wide.num_bytes, wide.num_bytes),) * (choices - 1)
     g.op(
         "masks",
-        "elementwise",
         inputs=(weights,),
         outputs=(wide, taken),
         forward=(*(written,) * choices, *sums, stream("elementwise", wide.num_bytes, taken.num_bytes)),
@@ -84,7 +81,5 @@ def _masks(g: Graph, s: OpContext, weights: Value, cells: int, scope: list[Value
     )
     scope += [wide, taken]
     mask = g.value("mask", cells, s.dtype)
-    g.op(
-        "mask", "elementwise", inputs=(taken,), grads=(), outputs=(mask,), forward=(conversion(cells, "int8", s.dtype),)
-    )
+    g.op("mask", inputs=(taken,), grads=(), outputs=(mask,), forward=(conversion(cells, "int8", s.dtype),))
     return mask, g.cast(wide, s.dtype, "mask.weighted")

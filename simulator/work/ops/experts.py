@@ -11,7 +11,6 @@ torchtitan models/moe.
 from __future__ import annotations
 
 from simulator.base.kernels import Dtype, Gemm, Kernel
-from simulator.spec.model.experts import Experts
 from simulator.work.ops.core import Exchange
 from simulator.work.ops.expert_dispatch import combine, dispatch, host_counts, row_width, sends_tokens, way_of_rows
 from simulator.work.ops.expert_loops import in_turns, padded_numel, sliced, stacked_weights
@@ -28,20 +27,19 @@ _ROUTING_PASSES = 8
 
 def experts(g: Graph, s: OpContext, x: Value) -> Value:
     """The mixture of one layer, [t, D] -> [t, D], without its norm and residual."""
-    assert s.model.experts is not None
     x = g.cast(x, s.dtype, "experts.input")
-    shared = _shared(g, s, s.model.experts, x)
+    shared = _shared(g, s, x)
     x = _enter(g, s, x)
-    weights = _route(g, s, s.model.experts, x)
+    weights = _route(g, s, x)
     scope: list[Value] = []
     if way_of_rows(s) == "masked":
         return _summed(g, _by_masks(g, s, x, weights, scope), shared)
     rows = dispatch(g, s, _latent(g, s, x), scope)
     # hand-fused software weights rows inside the activation, as do those that send a token's weights with it
     late = not s.stack.traits.weights_in_activation and not sends_tokens(s)
-    rows = _by_program(g, s, s.model.experts, x, rows, None if late else weights)
+    rows = _by_program(g, s, x, rows, None if late else weights)
     out = combine(g, s, rows, weights if late else None, scope)
-    if s.model.experts.latent_dim:
+    if s.experts.latent_dim:
         out = linear(g, s, "latent_up", out, s.model.d_model, bias=False, split="none", tokens=s.stream_tokens)
     if s.stack.traits.holds_dispatched:
         g.hold("experts.scope", scope)
@@ -51,8 +49,7 @@ def experts(g: Graph, s: OpContext, x: Value) -> Value:
 def _by_masks(g: Graph, s: OpContext, x: Value, weights: Value, scope: list[Value]) -> Value:
     """The gate's masks are Python locals of the layer."""
     rows, weighted = send(g, s, x, weights, scope)
-    assert s.model.experts is not None
-    out = bring_back(g, s, _products(g, s, s.model.experts, rows, None), weighted)
+    out = bring_back(g, s, _products(g, s, rows, None), weighted)
     g.hold("experts.scope", scope)
     return out
 
@@ -60,38 +57,36 @@ def _by_masks(g: Graph, s: OpContext, x: Value, weights: Value, scope: list[Valu
 def _summed(g: Graph, out: Value, shared: list[Value]) -> Value:
     if not shared:
         return out
-    total = g.value("experts.sum", out.numel, out.dtype)
-    return g.pointwise(total.name, [out, *shared], total, aliases=[out, *shared])
+    return g.pointwise("experts.sum", [out, *shared], aliases=[out, *shared])
 
 
-def _by_program(g: Graph, s: OpContext, experts: Experts, x: Value, rows: Value, weights: Value | None) -> Value:
+def _by_program(g: Graph, s: OpContext, x: Value, rows: Value, weights: Value | None) -> Value:
     """The rank's experts on their rows, and what the program's own way to them costs."""
     kernel = way_of_rows(s)
     if kernel == "sorted":
-        return _products(g, s, experts, rows, weights)
+        return _products(g, s, rows, weights)
     if kernel == "each":
-        return in_turns(g, s, _products(g, s, experts, rows, weights), x)
+        return in_turns(g, s, _products(g, s, rows, weights), x)
     if kernel == "stacked":
-        stacked_weights(g, s, rows, experts.d_ff)
+        stacked_weights(g, s, rows, s.experts.d_ff)
     padded = sliced(g, s, "padded", rows, padded_numel(s, rows))
-    return sliced(g, s, "unpadded", _products(g, s, experts, padded, weights), rows.numel)
+    return sliced(g, s, "unpadded", _products(g, s, padded, weights), rows.numel)
 
 
 def _latent(g: Graph, s: OpContext, x: Value) -> Value:
     """What travels: tokens, or their projections to fewer channels, which every rank of tp makes of its own tokens."""
-    assert s.model.experts is not None
-    width = s.model.experts.latent_dim
+    width = s.experts.latent_dim
     if not width:
         return x
     return linear(g, s, "latent_down", x, width, bias=False, split="none", tokens=s.stream_tokens)
 
 
-def _shared(g: Graph, s: OpContext, experts: Experts, x: Value) -> list[Value]:
+def _shared(g: Graph, s: OpContext, x: Value) -> list[Value]:
     """What the shared experts make, if there are any: before the routed ones, as in Megatron-LM."""
-    if not experts.shared_d_ff:
+    if not s.experts.shared_d_ff:
         return []
     shared = shared_experts(g, s, x)
-    return [_gate(g, s, x, shared) if experts.shared_gate else shared]
+    return [_gate(g, s, x, shared) if s.experts.shared_gate else shared]
 
 
 def _tokens(s: OpContext, x: Value) -> int:
@@ -103,14 +98,13 @@ def _enter(g: Graph, s: OpContext, x: Value) -> Value:
     if s.plan.experts.etp == 1 or s.sequence_parallel:
         return x
     summed = Exchange(kind="all_reduce", axis="etp", num_bytes=x.num_bytes)
-    g.op("experts.enter", "elementwise", inputs=(x,), aliases=(x,), backward_exchanges=(summed,))
-    return x
+    return g.op("experts.enter", inputs=(x,), aliases=(x,), backward_exchanges=(summed,))
 
 
-def _route(g: Graph, s: OpContext, experts: Experts, x: Value) -> Value:
+def _route(g: Graph, s: OpContext, x: Value) -> Value:
     """Logits, and of them each token's experts with their weights; and the loss that balances them."""
-    t, d, e = _tokens(s, x), s.model.d_model, experts.num_experts
-    dtype: Dtype = s.wide_dtype if experts.router_dtype == "bf16" else "fp32"
+    t, d, e = _tokens(s, x), s.model.d_model, s.experts.num_experts
+    dtype: Dtype = s.wide_dtype if s.experts.router_dtype == "bf16" else "fp32"
     wide = dtype == "fp32" and x.dtype != "fp32"
     logits = g.value("router", t * e, "fp32" if dtype == "fp32" else s.dtype)
     casts: tuple[Kernel, ...] = (conversion(x.numel, x.dtype, "fp32"),) if wide else ()
@@ -132,7 +126,7 @@ def _route(g: Graph, s: OpContext, experts: Experts, x: Value) -> Value:
         saved=(x,),
         forward_temporary_bytes=4 * x.numel if len(forward) > 1 else 0,
         backward_temporary_bytes=8 * x.numel if wide else 0,
-        parameter_numel=(d * e + (e if experts.router_bias else 0)) * s.trains("router.weight"),
+        parameter_numel=(d * e + (e if s.experts.router_bias else 0)) * s.trains("router.weight"),
         selective_save=True,
     )
     weights, choices = g.value("weights", t * e, "fp32"), g.value("choices", t * e, "int8")
@@ -142,18 +136,16 @@ def _route(g: Graph, s: OpContext, experts: Experts, x: Value) -> Value:
         _ROUTING_PASSES * weights.num_bytes // 2,
         s.stack.kernels.routing_launches,
     )
-    g.op(
+    return g.op(
         "choose",
-        "elementwise",
         inputs=(logits,),
         outputs=(weights, choices),
         forward=(passes,),
         backward=(passes,),
         saved=(weights, choices),
-        forward_exchanges=(*_balance_exchange(s, experts.num_experts), *_counts_exchange(s, experts.num_experts)),
+        forward_exchanges=(*_balance_exchange(s, s.experts.num_experts), *_counts_exchange(s, s.experts.num_experts)),
         waits=s.plan.experts.dispatcher != "all_gather" and host_counts(s),
     )
-    return weights
 
 
 def _balance_exchange(s: OpContext, num_experts: int) -> tuple[Exchange, ...]:
@@ -171,20 +163,20 @@ def _counts_exchange(s: OpContext, num_experts: int) -> tuple[Exchange, ...]:
     return (Exchange(kind="all_gather", axis="ep", num_bytes=8 * num_experts * s.plan.ep),)
 
 
-def _products(g: Graph, s: OpContext, experts: Experts, rows: Value, weights: Value | None) -> Value:
+def _products(g: Graph, s: OpContext, rows: Value, weights: Value | None) -> Value:
     """The MLPs of the rank's experts."""
-    d, f = row_width(s), experts.d_ff
+    d, f = row_width(s), s.experts.d_ff
     into = 2 * f if s.model.gated else f  # gate and up are one product in every grouped implementation
     t = rows.numel // d
     fused = s.fuses_experts and weights is not None
-    up = grouped_linear(g, s, "experts.up", rows, (into, d), bias=experts.bias, gradient_came=fused)
+    up = grouped_linear(g, s, "experts.up", rows, (into, d), bias=s.experts.bias, gradient_came=fused)
     if weights is not None:
         weights = _row_weights(g, weights, t)
     if fused and weights is not None:
         hidden = _inside_product(g, s, up, weights, t * f)
-        return grouped_linear(g, s, "experts.down", hidden, (d, f), bias=experts.bias, rows=t)
+        return grouped_linear(g, s, "experts.down", hidden, (d, f), bias=s.experts.bias, rows=t)
     hidden = activation(g, s, up, weights)
-    return grouped_linear(g, s, "experts.down", hidden, (d, f), bias=experts.bias)
+    return grouped_linear(g, s, "experts.down", hidden, (d, f), bias=s.experts.bias)
 
 
 def _inside_product(g: Graph, s: OpContext, up: Value, weights: Value, numel: int) -> Value:
@@ -193,15 +185,13 @@ def _inside_product(g: Graph, s: OpContext, up: Value, weights: Value, numel: in
     Transformer Engine, pytorch/ops/fused/grouped_mlp.py: kernels of cuDNN's front end in CuTe.
     """
     hidden = g.value("activation", copy_bytes(s.recipe, numel), "fp8")
-    g.op("activation", "elementwise", inputs=(up, weights), outputs=(hidden,), saved=(up, weights))
-    return hidden
+    return g.op("activation", inputs=(up, weights), outputs=(hidden,), saved=(up, weights))
 
 
 def _row_weights(g: Graph, weights: Value, rows: int) -> Value:
     """Each row's weight, which travels with it; too small to cost time."""
     out = g.value("row_weights", rows, "fp32")
-    g.op(out.name, "elementwise", inputs=(weights,), outputs=(out,))
-    return out
+    return g.op(out.name, inputs=(weights,), outputs=(out,))
 
 
 def _gate(g: Graph, s: OpContext, x: Value, shared: Value) -> Value:
@@ -210,7 +200,6 @@ def _gate(g: Graph, s: OpContext, x: Value, shared: Value) -> Value:
     gate = g.value("shared_gate", t, x.dtype)
     g.op(
         "shared_gate",
-        "elementwise",
         inputs=(x,),
         outputs=(gate,),
         forward=(Gemm(m=t, n=1, k=d, dtype=s.wide_dtype),),

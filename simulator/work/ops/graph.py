@@ -73,8 +73,7 @@ class Graph:
         """Declare an output. Names are unique in a block."""
         name = self._full(name)
         if name in self._values:
-            msg = f"{self._name} has two tensors called {name}"
-            raise AssertionError(msg)
+            raise AssertionError(f"{self._name} has two tensors called {name}")
         self._values[name] = Value(name, numel, dtype)
         return self._values[name]
 
@@ -93,7 +92,7 @@ class Graph:
     def op(  # noqa: PLR0913  an op has that many facts
         self,
         name: str,
-        category: Category,
+        category: Category = "elementwise",
         *,
         inputs: Sequence[Value],
         outputs: Sequence[Value] = (),
@@ -115,8 +114,11 @@ class Graph:
         dispatched: bool = False,
         is_unit: bool = False,
         hooked: bool = False,
-    ) -> None:
-        """Append an op. `aliases` are inputs whose gradient has no storage of its own, `grads` those that have one: None: the others."""
+    ) -> Value:
+        """Append an op; its first output, or of an op that makes none the first input, which goes on as it is.
+
+        `aliases` are inputs whose gradient has no storage of its own, `grads` those that have one: None: the others.
+        """
         grads = _own(inputs, (*aliases, *overwrites)) if grads is None else grads
         op = Op(
             name=self._full(name),
@@ -143,6 +145,7 @@ class Graph:
             hooked=hooked,
         )
         self._ops.append(op)
+        return (*outputs, *inputs)[0]
 
     def sums_strided(self, x: Value) -> None:
         """The gradients of `x` lie differently in memory, so their sum takes the kernel for strided tensors."""
@@ -153,15 +156,16 @@ class Graph:
         kernel = conversion(numel, before, after)
         return replace(kernel, op="elementwise") if self._fused else kernel
 
-    def hold(self, name: str, values: Sequence[Value]) -> None:
-        """Python locals: `values` live until here even if no op saves them."""
-        self.op(name, "elementwise", inputs=values, grads=())
+    def hold(self, name: str, values: Sequence[Value]) -> Value:
+        """Python locals: `values` live until here even if no op saves them; the last of them."""
+        self.op(name, inputs=values, grads=())
+        return values[-1]
 
     def pointwise(  # noqa: PLR0913  an op has that many facts
         self,
         name: str,
         inputs: Sequence[Value],
-        output: Value,
+        output: Value | None = None,
         *,
         saved: Sequence[Value] = (),
         grads: Sequence[Value] | None = None,
@@ -170,9 +174,13 @@ class Graph:
         category: Category = "elementwise",
         backward_temporary_bytes: int = 0,
     ) -> Value:
-        """One kernel that reads `inputs` once and writes `output`; backward, one kernel for each of `grads` (see `op`)."""
+        """One kernel that reads `inputs` once and writes `output`; backward, one kernel for each of `grads` (see `op`).
+
+        output: None: as large as the first input, under the op's name.
+        """
+        output = output or self.value(name, inputs[0].numel, inputs[0].dtype)
         grads = _own(inputs, aliases) if grads is None else grads
-        self.op(
+        return self.op(
             name,
             category,
             inputs=inputs,
@@ -184,7 +192,6 @@ class Graph:
             aliases=aliases,
             backward_temporary_bytes=backward_temporary_bytes,
         )
-        return output
 
     def dropped(self, prefix: str, x: Value, category: Category = "elementwise") -> Value:
         """Dropout in a kernel of its own, which writes its mask."""
@@ -192,8 +199,7 @@ class Graph:
         written = out.num_bytes + mask.num_bytes
         there, back = stream("elementwise", x.num_bytes, written), stream("elementwise", written, x.num_bytes)
         both = (out, mask)
-        self.op(out.name, category, inputs=(x,), outputs=both, forward=(there,), backward=(back,), saved=(mask,))
-        return out
+        return self.op(out.name, category, inputs=(x,), outputs=both, forward=(there,), backward=(back,), saved=(mask,))
 
     def cast(self, x: Value, dtype: str, name: str, category: Category = "elementwise") -> Value:
         """`x` in another dtype; itself if it has it already."""
@@ -201,8 +207,7 @@ class Graph:
             return x
         out = self.value(name, x.numel, dtype)
         there, back = self.conversion(x.numel, x.dtype, dtype), self.conversion(x.numel, dtype, x.dtype)
-        self.op(name, category, inputs=(x,), outputs=(out,), forward=(there,), backward=(back,))
-        return out
+        return self.op(name, category, inputs=(x,), outputs=(out,), forward=(there,), backward=(back,))
 
     def block(self, output: Value, num_parameters: int) -> Block:
         """The finished block."""

@@ -58,8 +58,7 @@ def _liger(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
         forward_temporary_bytes=size,
         parameter_numel=v * d if trains else 0,
     )
-    g.hold("loss.scope", [x, loss])
-    return loss
+    return g.hold("loss.scope", [x, loss])
 
 
 def _cut(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
@@ -75,8 +74,7 @@ def _cut(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
     back = (*again, replace(one, m=v, n=d, k=t, layout="nt")) if trains else again
     g.op("cut_cross_entropy", "loss", inputs=(x,), outputs=(loss, sums), forward=(one,), backward=back, saved=(x, sums),
          parameter_numel=v * d if trains else 0)  # fmt: skip
-    g.hold("loss.scope", [x, loss])
-    return loss
+    return g.hold("loss.scope", [x, loss])
 
 
 def _chunked(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
@@ -119,8 +117,7 @@ def _chunked(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
         backward_temporary_bytes=max(copies, read + 4 * chunk),
         parameter_numel=v * d if trains else 0,
     )
-    g.hold("loss.scope", [x, loss])
-    return loss
+    return g.hold("loss.scope", [x, loss])
 
 
 def _output_chunks(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:

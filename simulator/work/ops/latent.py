@@ -27,7 +27,6 @@ def latent_projections(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, 
     rope = g.view("k_rope", down, tokens * latent.qk_rope_head_dim)
     g.op(
         "kv_split",
-        "elementwise",
         inputs=(down,),
         backward=(stream("copy", down.num_bytes, down.num_bytes),),
         views=(low, rope),
@@ -85,15 +84,14 @@ def _rotated(g: Graph, s: OpContext, q: Value, latent: Latent) -> Value:
         rotated = g.view("q.rotated", q, q.numel)
         # pairs of channels lie beside each other, so the kernel reads and writes every second one
         turn = (stream("strided", part, part, numel=part // s.element_bytes),)
-        g.op("q.rotated", "elementwise", inputs=(q,), aliases=(q,), views=(rotated,), forward=turn, backward=turn)
+        g.op("q.rotated", inputs=(q,), aliases=(q,), views=(rotated,), forward=turn, backward=turn)
         return rotated
     out = g.value("q.rotated", q.numel, q.dtype)
     turned = q.num_bytes * latent.qk_rope_head_dim // latent.qk_head_dim
     kernels = [stream("join", q.num_bytes, q.num_bytes, numel=q.numel)]
     if s.stack.kernels.rope != "fused":
         kernels.append(stream("elementwise", turned, turned))
-    g.op(out.name, "elementwise", inputs=(q,), outputs=(out,), forward=kernels, backward=kernels)
-    return out
+    return g.op(out.name, inputs=(q,), outputs=(out,), forward=kernels, backward=kernels)
 
 
 def _keys_and_values(g: Graph, s: OpContext, latent: Latent, kv: Value, rope: Value) -> tuple[Value, Value]:
@@ -112,16 +110,14 @@ def _keys_and_values(g: Graph, s: OpContext, latent: Latent, kv: Value, rope: Va
         stream("join", size, kv.num_bytes, 2, numel=k.numel),
         stream("reduce", k.num_bytes // 3, shared),
     )
-    if (
-        s.stack.kernels.latent_rope == "in_place"
-    ):  # one kernel splits, turns and repeats; another sums the heads' parts back
+    # one kernel splits, turns and repeats; another sums the heads' parts back
+    if s.stack.kernels.latent_rope == "in_place":
         forward, backward = (
             (stream("copy", kv.num_bytes + shared, size),),
             (stream("copy", size, kv.num_bytes + shared),),
         )
     g.op(
         "keys and values",
-        "elementwise",
         inputs=(kv, rope),
         outputs=(k, v),
         forward=forward,

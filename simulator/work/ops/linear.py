@@ -189,8 +189,7 @@ def grouped_linear(
     on several streams). An expert's row counts differ; a mean expert's time stands for each. rows: T, where x came
     narrow with its scales. gradient_came: that of the result comes narrow, so that nothing casts it.
     """
-    assert s.model.experts is not None
-    num_experts, (n, k) = s.model.experts.num_local, widths
+    num_experts, (n, k) = s.experts.num_local, widths
     t = rows or x.numel // k
     tuning = Tuning(s, module_of(g, name), n, k, num_experts)
     weight = _parameters(g, s, name, num_experts * n * k) if tuning.trains else ()
@@ -236,7 +235,6 @@ def _parameters(g: Graph, s: OpContext, name: str, numel: int) -> tuple[Value, .
     weight = g.value(f"{name}.weight", numel, s.dtype)
     g.op(
         f"{name}.weight",
-        "elementwise",
         inputs=(),
         outputs=(weight,),
         forward=(g.conversion(numel, s.parameter_dtype, s.dtype),),

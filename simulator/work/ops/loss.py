@@ -25,9 +25,8 @@ _ROW_BYTES_FORWARD, _ROW_BYTES_BACKWARD = 12, 33
 
 def cross_entropy(g: Graph, s: OpContext, logits: Value) -> Value:
     """The mean loss, a scalar, of logits [T, V], and what the stack's training metrics make of the logits."""
-    own = (
-        s.model.bidirectional or s.model.num_classes
-    )  # labels are the tokens' own: nothing is shifted, or widened for it
+    # labels are the tokens' own: nothing is shifted, or widened for it
+    own = s.model.bidirectional or s.model.num_classes
     kind, kernels = s.stack.kernels.loss, dict.fromkeys(SHIFTED, _eager if own else _shifted)
     kernels |= {"eager": _eager, "fp32_eager": _eager, "fp32_in_place": _megatron_unfused}
     kernels |= {"fp32_beside": _beside, "in_place": _in_place}
@@ -115,8 +114,7 @@ def _shifted(g: Graph, s: OpContext, logits: Value) -> Value:
             saved=(rows,),
             overwrites=(rows,),
         )
-    g.hold("shifted.scope", [*([logits] if kind.startswith("fp32_shifted") else []), wide, rows, loss])
-    return loss
+    return g.hold("shifted.scope", [*([logits] if kind.startswith("fp32_shifted") else []), wide, rows, loss])
 
 
 def _log_softmax(g: Graph, s: OpContext, wide: Value, logits: Value | None = None) -> Value:
@@ -189,8 +187,7 @@ def _picked(
         grads=(log_probs,),
         backward_temporary_bytes=backward_temporary_bytes,
     )
-    g.hold("loss.scope", [*([logits] if logits else []), loss])
-    return loss
+    return g.hold("loss.scope", [*([logits] if logits else []), loss])
 
 
 def _one_kernel(g: Graph, s: OpContext, logits: Value) -> Value:
@@ -207,8 +204,7 @@ def _one_kernel(g: Graph, s: OpContext, logits: Value) -> Value:
         saved=(logits, sums),
         forward_exchanges=_rows(s, 1),
     )
-    g.hold("loss.scope", [logits, loss])
-    return loss
+    return g.hold("loss.scope", [logits, loss])
 
 
 def _in_place(g: Graph, s: OpContext, logits: Value) -> Value:
@@ -218,7 +214,7 @@ def _in_place(g: Graph, s: OpContext, logits: Value) -> Value:
     """
     size = logits.num_bytes
     loss, sums = g.value("loss", s.tokens, "fp32"), g.value("maxima_and_sums", 3 * s.tokens, "fp32")
-    g.op(
+    return g.op(
         "cross_entropy",
         "loss",
         inputs=(logits,),
@@ -228,7 +224,6 @@ def _in_place(g: Graph, s: OpContext, logits: Value) -> Value:
         saved=(logits,),
         overwrites=(logits,),
     )
-    return loss
 
 
 def _megatron(g: Graph, s: OpContext, logits: Value) -> Value:
@@ -250,8 +245,7 @@ def _megatron(g: Graph, s: OpContext, logits: Value) -> Value:
         forward_temporary_bytes=f,
         forward_exchanges=_rows(s, 5),
     )
-    g.hold("loss.scope", [logits, loss])
-    return loss
+    return g.hold("loss.scope", [logits, loss])
 
 
 # What Megatron's unfused loss launches of a number a row, beside its passes over the logits: forward the target's mask
@@ -286,8 +280,7 @@ def _megatron_unfused(g: Graph, s: OpContext, logits: Value) -> Value:
         saved=(probs,),
         forward_exchanges=_rows(s, 7),
     )
-    g.hold("loss.scope", [logits, loss])
-    return loss
+    return g.hold("loss.scope", [logits, loss])
 
 
 def _beside(g: Graph, s: OpContext, logits: Value) -> Value:
@@ -297,7 +290,7 @@ def _beside(g: Graph, s: OpContext, logits: Value) -> Value:
     """
     wide = g.cast(logits, "fp32", "logits.float", "loss")
     f, row, loss = wide.num_bytes, 8 * s.tokens, g.value("loss", s.tokens, "fp32")
-    g.op(
+    return g.op(
         "cross_entropy",
         "loss",
         inputs=(wide,),
@@ -313,4 +306,3 @@ def _beside(g: Graph, s: OpContext, logits: Value) -> Value:
         forward_temporary_bytes=f,
         forward_exchanges=_rows(s, 6),
     )
-    return loss

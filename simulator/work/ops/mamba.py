@@ -63,8 +63,7 @@ def mamba(g: Graph, s: OpContext, x: Value) -> Value:
         return linear(g, s, "out_proj", _selective(g, s, mixed, scan), s.model.d_model, bias=False, split="rows")
     mixed = _ordered(g, s, "in_proj.ordered", _heads_here(g, s, mixed, scan))
     gated = s.stack.traits.gates_in_scan
-    y = _scan_gated(g, s, mixed, scan) if gated else _scan_normed(g, s, mixed, scan)
-    y = _ordered(g, s, "scan.ordered", y)
+    y = _ordered(g, s, "scan.ordered", _scan(g, s, mixed, scan, gated=gated))
     if s.plan.cp > 1:
         (y,) = swap(g, "tokens", y)
     if gated:
@@ -157,7 +156,6 @@ def _heads_here(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
         out = g.value("in_proj.repeated", numel, mixed.dtype)
         g.op(
             out.name,
-            "elementwise",
             inputs=(mixed,),
             outputs=(out,),
             forward=(stream("join", mixed.num_bytes, out.num_bytes, numel=numel),),
@@ -172,58 +170,43 @@ def _ordered(g: Graph, s: OpContext, name: str, x: Value) -> Value:
     """Megatron's stream has tokens first, the scan sequences: a copy where there are several."""
     if s.batch == 1 or not s.stack.traits.tokens_first:
         return x
-    return g.pointwise(name, [x], g.value(name, x.numel, x.dtype), op="copy")
+    return g.pointwise(name, [x], op="copy")
 
 
-def _scan_gated(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
-    """Convolution and scan, gated by z in the last kernel."""
-    y, plain = _results(g, s, mixed, "scan", scan)
-    inner = scan.inner
-    gated = (stream("activation", 4 * inner, 2 * inner),)  # dz, and the gradient of what z gated
-    g.op(
-        "scan",
-        "scan",
-        inputs=(mixed,),
-        outputs=(y, plain),
-        forward=_forward(s, scan, gate=inner),
-        backward=_backward(s, scan, gated),
-        saved=(mixed, plain),
-        forward_temporary_bytes=_forward_bytes(scan),
-        backward_temporary_bytes=_backward_bytes(scan),
-        parameter_numel=_small_parameters(scan.mamba),
-        selective_save=True,
+def _scan(g: Graph, s: OpContext, mixed: Value, scan: _Sizes, *, gated: bool) -> Value:
+    """Convolution and scan. gated: by z in the last kernel; else z's gate and the norm follow in the same function.
+
+    That one's backward makes the norm's result again for the product behind.
+    """
+    y, plain = (g.value(name, s.tokens * scan.mamba.inner, mixed.dtype) for name in ("scan.out", "scan.plain"))
+    inner, forward, made, parameters = (
+        scan.inner,
+        _forward(s, scan, gated=gated),
+        [plain],
+        _small_parameters(scan.mamba),
     )
-    return y
-
-
-def _scan_normed(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
-    """Convolution, scan and gated norm in one function; its backward makes the norm's result again for the product behind."""
-    y, plain = _results(g, s, mixed, "scan", scan)
-    rstd = g.value("scan.statistics", s.tokens * scan.groups, "fp32")
-    inner = scan.inner
-    norm = stream("norm_forward", 2 * inner, inner + rstd.num_bytes)
-    # reads the gradient, the scan's result and z; writes their two gradients and the result again
-    back = (stream("norm_backward", 3 * inner + rstd.num_bytes, 3 * inner),)
-    g.op(
+    if gated:
+        back = stream("activation", 4 * inner, 2 * inner)  # dz, and the gradient of what z gated
+    else:
+        rstd = g.value("scan.statistics", s.tokens * scan.groups, "fp32")
+        made.append(rstd)
+        forward = (*forward, stream("norm_forward", 2 * inner, inner + rstd.num_bytes))
+        # reads the gradient, the scan's result and z; writes their two gradients and the result again
+        back = stream("norm_backward", 3 * inner + rstd.num_bytes, 3 * inner)
+        parameters += _norm_parameters(scan.mamba)
+    return g.op(
         "scan",
         "scan",
         inputs=(mixed,),
-        outputs=(y, plain, rstd),
-        forward=(*_forward(s, scan, gate=0), norm),
+        outputs=(y, *made),
+        forward=forward,
         backward=_backward(s, scan, back),
-        saved=(mixed, plain, rstd),
+        saved=(mixed, *made),
         forward_temporary_bytes=_forward_bytes(scan),
         backward_temporary_bytes=_backward_bytes(scan),
-        parameter_numel=_small_parameters(scan.mamba) + _norm_parameters(scan.mamba),
+        parameter_numel=parameters,
         selective_save=True,
     )
-    return y
-
-
-def _results(g: Graph, s: OpContext, mixed: Value, name: str, scan: _Sizes) -> tuple[Value, Value]:
-    """What the product back reads (through a norm), and the scan's own result."""
-    numel = s.tokens * scan.mamba.inner
-    return g.value(f"{name}.out", numel, mixed.dtype), g.value(f"{name}.plain", numel, mixed.dtype)
 
 
 def _selective(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
@@ -239,15 +222,14 @@ def _selective(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
         low = norm(g, s, "inner_norm", low, m.low_rank)
     rank = g.view("dt.low", low, s.tokens * m.dt_rank)
     joined = (stream("copy", low.num_bytes, low.num_bytes),)
-    g.op("low.split", "elementwise", inputs=(low,), backward=joined, views=(rank,))
+    g.op("low.split", inputs=(low,), backward=joined, views=(rank,))
     dt = linear(g, s, "dt_proj", rank, m.inner, bias=True, split="none")
     flop, grouped = 9 * s.tokens * m.inner * m.state_dim, 2 * s.tokens * m.state_dim * s.element_bytes
     forward = _part(s, scan, "forward", "fp32")(flop, 3 * inner + grouped, inner)
     backward = _part(s, scan, "backward", "fp32")(3 * flop, 4 * inner + grouped, 3 * inner + grouped)
-    g.op("scan", "scan", inputs=(mixed, x, low, dt), outputs=(y,), forward=(forward,), backward=(backward,),
+    return g.op("scan", "scan", inputs=(mixed, x, low, dt), outputs=(y,), forward=(forward,), backward=(backward,),
          saved=(mixed, x, low, dt), parameter_numel=m.inner * (m.state_dim + 1),
          selective_save=True)  # fmt: skip
-    return y
 
 
 def _small_parameters(m: Mamba) -> int:
@@ -305,21 +287,22 @@ def _delta(scan: _Sizes, part: _Part) -> tuple[Kernel, ...]:
     )
 
 
-def _forward(s: OpContext, scan: _Sizes, *, gate: int) -> tuple[Kernel, ...]:
-    """gate: bytes of z, where the last kernel writes the gated result beside its own."""
+def _forward(s: OpContext, scan: _Sizes, *, gated: bool) -> tuple[Kernel, ...]:
+    """gated: the last kernel reads z, and writes the gated result beside its own."""
+    gate = scan.inner if gated else 0
     read = scan.scores + scan.inner + scan.grouped + scan.decays + scan.element * scan.states
     last = _part(s, scan, "forward")(scan.by_state + scan.inside, read + gate, scan.inner + gate)
     return (*_chunks(s, scan, state_bytes=scan.element, small=_SMALL_FORWARD), last)
 
 
-def _backward(s: OpContext, scan: _Sizes, gradient: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+def _backward(s: OpContext, scan: _Sizes, gradient: Kernel) -> tuple[Kernel, ...]:
     """gradient: what makes the gradient of the scan's own result."""
     inner, grouped, decays = scan.inner, scan.grouped, scan.decays
     wide, narrow = 4 * scan.states, scan.element * scan.states
     part = _part(s, scan, "backward")
     return (
         *_chunks(s, scan, state_bytes=4),
-        *gradient,
+        gradient,
         part(scan.by_state, inner + grouped + decays, wide),  # of the states
         stream("elementwise", 2 * wide, 2 * narrow),  # passed back; both cast for the products behind
         part(scan.by_state + scan.inside, 2 * inner + grouped + scan.scores + decays + narrow, inner + decays),  # of x
@@ -352,7 +335,7 @@ def _norm(g: Graph, y: Value, scan: _Sizes) -> Value:
     rows, size = scan.tokens * scan.mamba.num_groups, y.num_bytes
     out, rstd = g.value("mamba.norm", y.numel, y.dtype), g.value("mamba.norm.statistics", rows, "fp32")
     small = rstd.num_bytes
-    g.op(
+    return g.op(
         out.name,
         "norm",
         inputs=(y,),
@@ -362,4 +345,3 @@ def _norm(g: Graph, y: Value, scan: _Sizes) -> Value:
         saved=(y, rstd),
         parameter_numel=_norm_parameters(scan.mamba),
     )
-    return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from simulator.base.kernels import StreamOp
 from simulator.work.ops.graph import Graph, Value, conversion, stream
 from simulator.work.ops.linear import linear
 from simulator.work.ops.op_context import OpContext
@@ -20,8 +21,7 @@ def mlp(g: Graph, s: OpContext, x: Value) -> Value:
 
 def shared_experts(g: Graph, s: OpContext, x: Value) -> Value:
     """The MLP that all tokens pass beside the routed experts."""
-    assert s.model.experts is not None
-    return _mlp(g, s, x, _Part("shared.", "shared", s.model.experts.shared_d_ff, s.model.experts.bias))
+    return _mlp(g, s, x, _Part("shared.", "shared", s.experts.shared_d_ff, s.experts.bias))
 
 
 class _Part(NamedTuple):
@@ -59,16 +59,14 @@ def activation(g: Graph, s: OpContext, up: Value, weights: Value | None = None) 
         return hidden if weights is None else _weighted(g, hidden, weights)
     hidden = g.value("activation", numel, up.dtype)
     read = [up] if weights is None else [up, weights]
-    g.op(
+    return g.op(
         "activation",
-        "elementwise",
         inputs=read,
         outputs=(hidden,),
         forward=(stream("activation", sum(v.num_bytes for v in read), hidden.num_bytes, numel=numel),),
         backward=(stream("activation", hidden.num_bytes + up.num_bytes, up.num_bytes, numel=up.numel),),
         saved=read,
     )
-    return hidden
 
 
 def _clamped(g: Graph, up: Value) -> Value:
@@ -81,9 +79,8 @@ def _clamped(g: Graph, up: Value) -> Value:
     joined = stream("copy", up.num_bytes, up.num_bytes)  # of contiguous halves, so whole vectors
     cut = stream("strided", half, half, numel=up.numel // 2)
     masked = stream("strided", 2 * half, half, numel=up.numel // 2)
-    g.op(
+    return g.op(
         "clamped",
-        "elementwise",
         inputs=(up,),
         outputs=(out,),
         forward=(cut, cut, joined),
@@ -92,7 +89,6 @@ def _clamped(g: Graph, up: Value) -> Value:
         forward_temporary_bytes=up.num_bytes,
         backward_temporary_bytes=up.num_bytes,
     )
-    return out
 
 
 def _plain(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
@@ -117,7 +113,6 @@ def _squared_relu(g: Graph, up: Value, prefix: str) -> Value:
     twice = stream("elementwise", 2 * size, size, numel=numel)
     g.op(
         relu.name,
-        "elementwise",
         inputs=(up,),
         outputs=(relu,),
         forward=(once,),
@@ -125,9 +120,8 @@ def _squared_relu(g: Graph, up: Value, prefix: str) -> Value:
         saved=(relu,),
         by_torch=True,
     )
-    g.op(
+    return g.op(
         hidden.name,
-        "elementwise",
         inputs=(relu,),
         outputs=(hidden,),
         forward=(once,),
@@ -136,7 +130,6 @@ def _squared_relu(g: Graph, up: Value, prefix: str) -> Value:
         backward_temporary_bytes=size,
         by_torch=True,
     )
-    return hidden
 
 
 def _gated(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
@@ -153,19 +146,24 @@ def _gated(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
     gate = linear(g, s, f"{p}gate", x, width, bias=part.bias, split="columns")
     if s.stack.traits.fuses_elementwise:
         return _swiglu(g, gate, linear(g, s, f"{p}up", x, width, bias=part.bias, split="columns"), p)
-    act = g.value(f"{p}activation", gate.numel, gate.dtype)
     parts = _SILU_OPERATORS * gate.num_bytes if s.stack.kernels.activation_backward == "operators" else 0
-    g.pointwise(act.name, [gate], act, saved=[gate], op="activation", backward_temporary_bytes=parts)
+    act = g.pointwise(f"{p}activation", [gate], saved=[gate], op="activation", backward_temporary_bytes=parts)
     return _gate_times_up(g, act, linear(g, s, f"{p}up", x, width, bias=part.bias, split="columns"), p)
 
 
-def _halves(g: Graph, both: Value, prefix: str, *, joined: bool = True) -> Value:
-    """Two operators on the halves of one product, whose gradients are joined by a copy; not joined: of two products."""
+def _parted(g: Graph, both: Value, prefix: str, *, joined: bool = True) -> tuple[Value, Value]:
+    """Gate and up, the halves of one product, whose gradients are joined by a copy; not joined: of two products."""
     gate, up = (g.view(f"{prefix}{name}", both, both.numel // 2) for name in ("gate", "up"))
     copy = (stream("join", both.num_bytes, both.num_bytes, numel=both.numel),) if joined else ()
-    g.op(f"{prefix}halves", "elementwise", inputs=(both,), backward=copy, views=(gate, up))
-    act = g.value(f"{prefix}activation", gate.numel, gate.dtype)
-    g.pointwise(act.name, [gate], act, saved=[gate], op="strided" if joined else "activation")
+    g.op(f"{prefix}halves", inputs=(both,), backward=copy, views=(gate, up))
+    return gate, up
+
+
+def _halves(g: Graph, both: Value, prefix: str, *, joined: bool = True) -> Value:
+    """Two operators on the halves of one product (see `_parted`)."""
+    gate, up = _parted(g, both, prefix, joined=joined)
+    how: StreamOp = "strided" if joined else "activation"
+    act = g.pointwise(f"{prefix}activation", [gate], saved=[gate], op=how)
     return _gate_times_up(g, act, up, prefix)
 
 
@@ -174,12 +172,9 @@ def _unfused(g: Graph, both: Value, prefix: str) -> Value:
 
     core_v0.17.0, transformer/mlp.py and transformer/moe/experts.py: glu.
     """
-    gate, up = (g.view(f"{prefix}{name}", both, both.numel // 2) for name in ("gate", "up"))
-    joined = stream("join", both.num_bytes, both.num_bytes, numel=both.numel)
-    g.op(f"{prefix}halves", "elementwise", inputs=(both,), backward=(joined,), views=(gate, up))
-    act, shifted = (g.value(f"{prefix}{name}", gate.numel, gate.dtype) for name in ("activation", "shifted"))
-    g.pointwise(act.name, [gate], act, saved=[gate], op="strided")
-    g.pointwise(shifted.name, [up], shifted, aliases=[up], op="strided")
+    gate, up = _parted(g, both, prefix)
+    act = g.pointwise(f"{prefix}activation", [gate], saved=[gate], op="strided")
+    shifted = g.pointwise(f"{prefix}shifted", [up], aliases=[up], op="strided")
     return _gate_times_up(g, act, shifted, prefix)
 
 
@@ -197,7 +192,6 @@ def _weighted(g: Graph, rows: Value, weights: Value) -> Value:
     )
     g.op(
         wide.name,
-        "elementwise",
         inputs=(rows, weights),
         outputs=(wide,),
         forward=(times,),
@@ -209,19 +203,16 @@ def _weighted(g: Graph, rows: Value, weights: Value) -> Value:
 
 
 def _gate_times_up(g: Graph, act: Value, up: Value, prefix: str) -> Value:
-    product = g.value(f"{prefix}product", act.numel, act.dtype)
-    return g.pointwise(product.name, [act, up], product, saved=[act, up])
+    return g.pointwise(f"{prefix}product", [act, up], saved=[act, up])
 
 
 def _swiglu(g: Graph, gate: Value, up: Value, prefix: str) -> Value:
     hidden, f = g.value(f"{prefix}activation", gate.numel, gate.dtype), gate.num_bytes
-    g.op(
+    return g.op(
         hidden.name,
-        "elementwise",
         inputs=(gate, up),
         outputs=(hidden,),
         forward=(stream("activation", 2 * f, f),),
         backward=(stream("activation", 3 * f, 2 * f),),
         saved=(gate, up),
     )
-    return hidden

@@ -37,7 +37,7 @@ def _fused(
     small = statistics.num_bytes
     size = x.num_bytes
     sums = stream("norm_backward", 2 * size + small, weight * DTYPE_BYTES[x.dtype], 2)
-    g.op(
+    return g.op(
         name,
         "norm",
         inputs=(x,),
@@ -47,7 +47,6 @@ def _fused(
         saved=(x, statistics),
         parameter_numel=weight,
     )
-    return out
 
 
 def _operators(g: Graph, s: OpContext, name: str, x: Value, width: int) -> Value:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from simulator.base.kernels import DTYPE_BYTES, Dtype
 from simulator.spec.model import Model
+from simulator.spec.model.experts import Experts
 from simulator.spec.model.tower import Tower
 from simulator.spec.plan import Fp8Recipe, Plan
 from simulator.spec.software.stack import Stack
@@ -37,6 +38,12 @@ class OpContext:
     plan: Plan
     autocast: bool
     tower: Tower | None = None
+
+    @property
+    def experts(self) -> Experts:
+        """Those of the model, in a layer that has them."""
+        assert self.model.experts is not None
+        return self.model.experts
 
     @property
     def batch(self) -> int:

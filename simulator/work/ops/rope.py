@@ -47,7 +47,7 @@ def _tables(g: Graph, s: OpContext) -> list[Value]:
     for name in ("cos", "sin"):
         table = g.value(name, numel, s.dtype)
         kernel = stream("cast", 4 * numel, table.num_bytes)
-        g.op(name, "elementwise", inputs=(), outputs=(table,), forward=(kernel,))
+        g.op(name, inputs=(), outputs=(table,), forward=(kernel,))
         tables.append(table)
     return tables
 
@@ -63,21 +63,20 @@ def _half(g: Graph, s: OpContext, x: Value, tables: list[Value]) -> Value:
     size = n * DTYPE_BYTES[x.dtype]
     one = stream("strided", size, size, numel=n)
     g.sums_strided(x)
-    out = g.value(f"{x.name}.rotated", n, x.dtype)
     by_cos, negated = g.value(f"{x.name}.cos", n, x.dtype), g.value(f"{x.name}.negated", n - n // 2, x.dtype)
     swapped, by_sin = g.value(f"{x.name}.swapped", n, x.dtype), g.value(f"{x.name}.sin", n, x.dtype)
     slice_grad = Value(x.name, n, x.dtype)  # a copy puts it in order; behind a joint Q, K, V the join does
-    g.op(by_cos.name, "elementwise", inputs=(x, *cos), outputs=(by_cos,), forward=(one,), backward=(one,) if s.model.fused_qkv else (one, one),
+    g.op(by_cos.name, inputs=(x, *cos), outputs=(by_cos,), forward=(one,), backward=(one,) if s.model.fused_qkv else (one, one),
          saved=cos, grads=(slice_grad,))  # fmt: skip
     half = stream("strided", negated.num_bytes, negated.num_bytes, numel=negated.numel)
     joined = stream("join", size, size, numel=n)  # the two halves' gradients become one
-    g.op(negated.name, "elementwise", inputs=(x,), outputs=(negated,), forward=(half,), backward=(half, joined),
+    g.op(negated.name, inputs=(x,), outputs=(negated,), forward=(half,), backward=(half, joined),
          grads=(slice_grad,), backward_temporary_bytes=negated.num_bytes)  # fmt: skip
-    g.op(swapped.name, "elementwise", inputs=(x, negated), outputs=(swapped,), forward=(joined,), grads=(),
+    g.op(swapped.name, inputs=(x, negated), outputs=(swapped,), forward=(joined,), grads=(),
          aliases=(negated,))  # fmt: skip
-    g.op(by_sin.name, "elementwise", inputs=(swapped, *sin), outputs=(by_sin,), forward=(one,), backward=(one,),
+    g.op(by_sin.name, inputs=(swapped, *sin), outputs=(by_sin,), forward=(one,), backward=(one,),
          saved=sin, grads=(swapped,))  # fmt: skip
-    g.pointwise(out.name, [by_cos, by_sin], out, aliases=[by_cos, by_sin], op="strided")
+    out = g.pointwise(f"{x.name}.rotated", [by_cos, by_sin], aliases=[by_cos, by_sin], op="strided")
     return out if n == x.numel else _rejoin(g, x, out)
 
 
@@ -95,24 +94,22 @@ def _scaled(g: Graph, x: Value, tables: list[Value]) -> Value:
     by_cos, by_sin, swapped, out = (
         g.value(f"{x.name}.{n}", x.numel, x.dtype) for n in ("cos", "sin", "swapped", "rotated")
     )
-    g.op(by_cos.name, "elementwise", inputs=(x, *cos), outputs=(by_cos,), forward=(one,), backward=(one,), saved=cos,
+    g.op(by_cos.name, inputs=(x, *cos), outputs=(by_cos,), forward=(one,), backward=(one,), saved=cos,
          grads=(x,))  # fmt: skip
-    g.op(swapped.name, "elementwise", inputs=(x,), outputs=(swapped,), forward=(cut, joined), backward=(cut, joined),
+    g.op(swapped.name, inputs=(x,), outputs=(swapped,), forward=(cut, joined), backward=(cut, joined),
          forward_temporary_bytes=half, backward_temporary_bytes=half)  # fmt: skip
-    g.op(by_sin.name, "elementwise", inputs=(swapped, *sin), outputs=(by_sin,), forward=(one,), backward=(one,),
+    g.op(by_sin.name, inputs=(swapped, *sin), outputs=(by_sin,), forward=(one,), backward=(one,),
          saved=sin, grads=(swapped,))  # fmt: skip
-    g.op(out.name, "elementwise", inputs=(by_cos, by_sin), outputs=(out,), forward=(summed, stream("copy", size, size)),
+    return g.op(out.name, inputs=(by_cos, by_sin), outputs=(out,), forward=(summed, stream("copy", size, size)),
          aliases=(by_cos, by_sin), forward_temporary_bytes=size)  # fmt: skip
-    return out
 
 
 def _rejoin(g: Graph, x: Value, rotated: Value) -> Value:
     """Partial rotation: the rotated channels and the others in one tensor again."""
     out = g.value(f"{x.name}.joined", x.numel, x.dtype)
     kernel = stream("join", out.num_bytes, out.num_bytes, numel=out.numel)
-    g.op(out.name, "elementwise", inputs=(rotated, x), outputs=(out,), forward=(kernel,), backward=(kernel,),
+    return g.op(out.name, inputs=(rotated, x), outputs=(out,), forward=(kernel,), backward=(kernel,),
          aliases=(rotated,))  # fmt: skip
-    return out
 
 
 def _in_fp32(g: Graph, x: Value, *, pairs: bool) -> Value:
@@ -132,11 +129,10 @@ def _in_fp32(g: Graph, x: Value, *, pairs: bool) -> Value:
         zeros, placed = stream("memset", 0, 4 * f, 4), stream("strided", 2 * f, 4 * f, 4, numel=2 * n)
         forward = (products, stream("elementwise", 2 * f, f, 2), stream("join", f, f, numel=n))
         back = (products, negated, zeros, placed, stream("elementwise", 6 * f, 3 * f, 3))
-    g.op(turned.name, "elementwise", inputs=(wide,), outputs=(turned,), forward=forward, backward=back,
+    g.op(turned.name, inputs=(wide,), outputs=(turned,), forward=forward, backward=back,
          forward_temporary_bytes=f * pairs, backward_temporary_bytes=3 * f // 2 * pairs)  # fmt: skip
     return g.cast(turned, x.dtype, f"{x.name}.rotated")
 
 
 def _one_kernel(g: Graph, x: Value) -> Value:
-    out = g.value(f"{x.name}.rotated", x.numel, x.dtype)
-    return g.pointwise(out.name, [x], out)
+    return g.pointwise(f"{x.name}.rotated", [x])

@@ -42,16 +42,8 @@ Kind = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Split = Literal["columns", "rows", "none"]
 
 
-FED: Final = (
-    "q",
-    "k",
-    "v",
-    "qkv",
-    "gate",
-    "up",
-    "gate_up",
-    "in_proj",
-)  # products that read what a region gathers as it enters
+# products that read what a region gathers as it enters
+FED: Final = ("q", "k", "v", "qkv", "gate", "up", "gate_up", "in_proj")
 # Parts of a product beside its reduce-scatter: num_splits of initialize_ub, and of the recipes' overlap configs
 _SPLITS: Final = 4
 
@@ -64,15 +56,13 @@ def enter(g: Graph, s: OpContext, name: str, x: Value, feeds: tuple[str, ...] = 
     if s.plan.tp == 1 or s.stack.traits.linears_communicate:
         return x
     if not s.sequence_parallel:
-        g.op(
+        return g.op(
             name,
-            "elementwise",
             inputs=(x,),
             aliases=(x,),
             backward_temporary_bytes=x.num_bytes,
             backward_exchanges=(exchange("all_reduce", x.num_bytes),),
         )
-        return x
     scattered = (exchange("reduce_scatter", x.num_bytes * s.plan.tp),)
     times = products if s.stack.kernels.gathers_each else 1
     return _gather(g, s, name, x, backward_exchanges=scattered, feeds=feeds, times=times)
@@ -97,18 +87,16 @@ def _gather(
     in_pieces = bool(feeds) and s.gathers_in_pieces
     copied = 0 if in_pieces else _copied_bytes(s, full)
     scattered = x.num_bytes * s.plan.tp if backward_exchanges else 0
-    late = _copies(
-        _copied_bytes(s, full) if in_pieces else 0
-    )  # for the weights' gradients, whose other factor is in order
+    # for the weights' gradients, whose other factor is in order
+    late = _copies(_copied_bytes(s, full) if in_pieces else 0)
     before = (stream("cast", 2 * x.num_bytes, x.numel, 2),) if narrow else ()
     staged = _copies(full.num_bytes // s.plan.tp if in_pieces else 0)  # where the others read it
     gathered = exchange("all_gather", full.num_bytes, len(before) + len(staged))
     if in_pieces:
         gathered = replace(gathered, pieces=s.plan.tp, feeds=feeds, copied=True)
     summed = (stream("elementwise", 2 * x.num_bytes, x.num_bytes),) * (times - 1)
-    g.op(
+    return g.op(
         name,
-        "elementwise",
         inputs=(x,),
         outputs=(full,),
         forward=(*before, *staged, *_copies(copied) * times),
@@ -118,7 +106,6 @@ def _gather(
         forward_exchanges=(gathered,) * times,
         backward_exchanges=backward_exchanges * times,
     )
-    return full
 
 
 def part(g: Graph, s: OpContext, name: str, x: Value) -> Value:
@@ -127,9 +114,8 @@ def part(g: Graph, s: OpContext, name: str, x: Value) -> Value:
         return x
     out = g.value(name, x.numel // s.plan.tp, x.dtype)
     copied = _copied_bytes(s, x)
-    g.op(
+    return g.op(
         name,
-        "elementwise",
         inputs=(x,),
         outputs=(out,),
         forward=_copies(out.num_bytes),
@@ -137,7 +123,6 @@ def part(g: Graph, s: OpContext, name: str, x: Value) -> Value:
         backward_temporary_bytes=copied,
         backward_exchanges=(exchange("all_gather", x.num_bytes),),
     )
-    return out
 
 
 def _copied_bytes(s: OpContext, gathered: Value) -> int:
@@ -156,15 +141,11 @@ def leave(g: Graph, s: OpContext, name: str, x: Value) -> Value:
     temporary = x.num_bytes if s.stack.traits.dtensor else 0  # functional collectives return a new tensor
     if not s.sequence_parallel:
         summed = (exchange("all_reduce", x.num_bytes),)
-        g.op(
-            name, "elementwise", inputs=(x,), aliases=(x,), forward_exchanges=summed, forward_temporary_bytes=temporary
-        )
-        return x
+        return g.op(name, inputs=(x,), aliases=(x,), forward_exchanges=summed, forward_temporary_bytes=temporary)
     out = g.value(name, x.numel // s.plan.tp, x.dtype)
     copied = 0 if s.stack.traits.tokens_first else _copied_bytes(s, x)
-    g.op(
+    return g.op(
         name,
-        "elementwise",
         inputs=(x,),
         outputs=(out,),
         forward=_copies(temporary),
@@ -175,7 +156,6 @@ def leave(g: Graph, s: OpContext, name: str, x: Value) -> Value:
         backward_exchanges=(exchange("all_gather", x.num_bytes),),
         selective_save=True,
     )
-    return out
 
 
 def whole_columns(g: Graph, s: OpContext, name: str, x: Value, *, alike: bool = False) -> Value:
@@ -186,9 +166,8 @@ def whole_columns(g: Graph, s: OpContext, name: str, x: Value, *, alike: bool = 
     gathered = g.value(name, x.numel * s.plan.tp, x.dtype)
     copied = stream("join", gathered.num_bytes, gathered.num_bytes, numel=gathered.numel)
     own = (stream("strided", x.num_bytes, x.num_bytes, numel=x.numel),)
-    g.op(
+    return g.op(
         name,
-        "elementwise",
         inputs=(x,),
         outputs=(gathered,),
         forward=(copied,),
@@ -200,13 +179,13 @@ def whole_columns(g: Graph, s: OpContext, name: str, x: Value, *, alike: bool = 
         forward_exchanges=(exchange("all_gather", gathered.num_bytes),),
         backward_exchanges=() if alike else (exchange("reduce_scatter", gathered.num_bytes, 2),),
     )
-    return gathered
 
 
 class LayerCommunication:
     """What a linear layer itself sends, and when: a hand-fused one, or one cut in pieces. Elsewhere nothing.
 
-    gathers_input: it reads its part of the tokens and gathers the rest; scatters_output: it writes a part.
+    gathers_input: it reads its part of the tokens and gathers the rest; scatters_output: it writes a part. casts_gradient: the gradient
+    of its result comes narrow.
     """
 
     def __init__(self, s: OpContext, split: Split, name: str = "") -> None:
@@ -220,9 +199,11 @@ class LayerCommunication:
         self._stays = s.stack.traits.gathers_in_buffers
         self._fed = s.gathers_in_pieces and split == "columns" and name.rpartition(".")[2] in FED
         self.scatters_output = (s.userbuffers or s.symmetric_memory) and split == "rows"
-        self._casts = name != "" and self.scatters_output and (s.casts_before_gathers or (self._ub and s.plan.narrow))
+        self.casts_gradient = (
+            name != "" and self.scatters_output and (s.casts_before_gathers or (self._ub and s.plan.narrow))
+        )
         # Bytes of 16-bit gradients over what is gathered of them: one copy, or one along rows and one along columns
-        self._narrow = 2 if self._casts and s.recipe in ("delayed", "tensorwise") else 1
+        self._narrow = 2 if self.casts_gradient and s.recipe in ("delayed", "tensorwise") else 1
 
     @property
     def pieces(self) -> int:
@@ -235,11 +216,6 @@ class LayerCommunication:
     def backward_pieces(self) -> int:
         """The same of the data gradient's."""
         return self._tp if self.scatters_output and self._cuts_gathers else 1
-
-    @property
-    def casts_gradient(self) -> bool:
-        """The gradient of its result comes narrow."""
-        return self._casts
 
     @property
     def gradient_parts(self) -> int:

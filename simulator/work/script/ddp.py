@@ -67,9 +67,7 @@ class HookedBuffers(ReplicatedBuffers):
     def __init__(self, storages: Storages, model: Model, plan: Plan) -> None:
         super().__init__(storages, model, plan)
         self._names = dict(enumerate(body_names(model))) | {ROOT: "embedding"}
-        self._filled: dict[str, list[tuple[Shape, ...]]] = {}
-        for _, shapes, piece in buckets(model, plan):
-            self._filled.setdefault(piece, []).append(shapes)
+        self._filled = _filled(model, plan)
         self._head_reduced = False
 
     @override
@@ -110,12 +108,18 @@ def bucket_units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:
     )
 
 
+def _filled(model: Model, plan: Plan) -> dict[str, list[tuple[Shape, ...]]]:
+    """Piece of the model -> the buckets that its backward fills."""
+    found: dict[str, list[tuple[Shape, ...]]] = {}
+    for _, shapes, piece in buckets(model, plan):
+        found.setdefault(piece, []).append(shapes)
+    return found
+
+
 def bucketed_communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[UnitComm, ...]:  # noqa: ARG001
     """All-reduce a bucket, booked on the piece whose backward fills it; ZeRO-1's owners broadcast new parameters."""
     master = DTYPE_BYTES[plan.precision.master]
-    filled: dict[str, list[tuple[Shape, ...]]] = {}
-    for _, shapes, piece in buckets(model, plan):
-        filled.setdefault(piece, []).append(shapes)
+    filled = _filled(model, plan)
     numels = {piece: [numel_of(shapes) for shapes in content] for piece, content in filled.items()}
     return tuple(
         UnitComm(

@@ -16,7 +16,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.plan.traits import Traits
 from simulator.work.parameters import trained_numel
 from simulator.work.script.buffers import Buffers, ShardedBuffers
-from simulator.work.script.flat import flat_communication, flat_resident, flat_units, padded
+from simulator.work.script.flat import communication_apart, flat_communication, flat_resident, flat_units, padded
 from simulator.work.script.implementation import Implementation, Library, MakeBuffers
 from simulator.work.script.one_bit import one_bit_states
 from simulator.work.script.order import Replicated, Sharded
@@ -269,14 +269,9 @@ def _unit_comm(name: str, shapes: tuple[Shape, ...], plan: Plan, ranks: int) -> 
 
 
 def _communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[UnitComm, ...]:
-    ranks = shard_ranks(plan)
-    return tuple(
-        replace(
-            with_zeropp(_unit_comm(name, shapes, plan, ranks), shapes, plan, node_ranks or ranks),
-            experts=_unit_comm(name, routed, plan, expert_shard_ranks(plan)) if routed else None,
-        )
-        for name, shapes, routed in apart(model, plan)
-    )
+    near, every = node_ranks or shard_ranks(plan), communication_apart(model, plan, _unit_comm)
+    pairs = zip(every, apart(model, plan), strict=True)
+    return tuple(with_zeropp(comm, shapes, plan, near) for comm, (_, shapes, _) in pairs)
 
 
 def _resident(model: Model, plan: Plan) -> dict[str, list[int]]:

@@ -12,6 +12,8 @@ from simulator.work.script.resident import optimizer_tensors
 from simulator.work.script.sharding import (
     ParameterUnit,
     Shape,
+    apart,
+    expert_shard_ranks,
     flat,
     flat_numels,
     frozen_pieces,
@@ -53,6 +55,19 @@ def flat_communication(
         num_buckets=num_buckets,
         parameter_gather_bytes=numel * compute if plan.zero in (1, 2) else 0,
         gradient_kernels=passes,
+    )
+
+
+def communication_apart(
+    model: Model, plan: Plan, make: Callable[[str, tuple[Shape, ...], Plan, int], UnitComm]
+) -> tuple[UnitComm, ...]:
+    """What each piece sends, its routed experts apart where the plan shards them so. make: of (name, shapes, plan, ranks)."""
+    return tuple(
+        replace(
+            make(name, shapes, plan, shard_ranks(plan)),
+            experts=make(name, routed, plan, expert_shard_ranks(plan)) if routed else None,
+        )
+        for name, shapes, routed in apart(model, plan)
     )
 
 

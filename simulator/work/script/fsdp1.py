@@ -110,11 +110,7 @@ class Fsdp1Buffers(ShardedBuffers):
         if self.reshards(unit):
             self._reshard(unit)
 
-    @override
-    def before_backward(self, unit: int, ahead: Sequence[int] = ()) -> None:
-        self._gather(unit)
-        for one in ahead:
-            self._gather(one)
+    before_backward = before_forward
 
     @override
     def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:

@@ -15,11 +15,11 @@ from simulator.spec.plan import Plan
 from simulator.spec.plan.traits import Traits
 from simulator.work.script.buffers import Buffers
 from simulator.work.script.deepspeed import Zero3Buffers
-from simulator.work.script.flat import flat_communication, flat_resident, flat_units
+from simulator.work.script.flat import communication_apart, flat_communication, flat_resident, flat_units
 from simulator.work.script.implementation import Implementation
 from simulator.work.script.order import GathersBeforeUse, Sharded
 from simulator.work.script.queries import gradient_tensors
-from simulator.work.script.sharding import Shape, apart, expert_shard_ranks, shard_ranks, stepped_numel
+from simulator.work.script.sharding import Shape, stepped_numel
 from simulator.work.script.storage import Storages
 from simulator.work.script.unit_comm import UnitComm
 
@@ -87,16 +87,6 @@ def _unit_comm(name: str, shapes: tuple[Shape, ...], plan: Plan, ranks: int) -> 
     return replace(comm, parameter_gather_bytes=comm.parameter_gather_bytes - saved)
 
 
-def _communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[UnitComm, ...]:  # noqa: ARG001
-    return tuple(
-        replace(
-            _unit_comm(name, shapes, plan, shard_ranks(plan)),
-            experts=_unit_comm(name, routed, plan, expert_shard_ranks(plan)) if routed else None,
-        )
-        for name, shapes, routed in apart(model, plan)
-    )
-
-
 def _resident(model: Model, plan: Plan) -> dict[str, list[int]]:
     """Megatron-FSDP adds reduced gradients up in fp32 shards, the distributed optimizer keeps whole gradients."""
 
@@ -125,7 +115,7 @@ MEGATRON: Final = Implementation(
     ),
     order=lambda plan: Sharded() if plan.zero == 3 else GathersBeforeUse(),
     units=flat_units,
-    communication=_communication,
+    communication=lambda model, plan, _: communication_apart(model, plan, _unit_comm),
     resident=_resident,
     gradients=_gradients,
     buffers=lambda plan, _: MegatronFsdpBuffers if plan.zero == 3 else MegatronBuffers,

@@ -121,10 +121,8 @@ def _kind(r: Reading, data: Mapping[str, Any]) -> str:
 
 def _megatron(r: Reading, fields: dict[str, Any]) -> Degree:
     """Megatron-LM by accelerate's plugin (utils/dataclasses.py, MegatronLMPlugin): the optimizer is distributed if it says so."""
-    for name, key in (("tp", "tp_degree"), ("pp", "pp_degree"), ("num_micro_batches", "num_micro_batches")):
-        value = r.integer(f"{_M}{key}", plan_field=name)
-        if value is not None:
-            fields[name] = value
+    keys = {"tp": "tp_degree", "pp": "pp_degree", "num_micro_batches": "num_micro_batches"}
+    fields |= r.integers({name: f"{_M}{key}" for name, key in keys.items()})
     parallel, distributed = r.flag(f"{_M}sequence_parallelism"), r.flag(f"{_M}use_distributed_optimizer")
     fields |= {"data_parallel": "megatron", "zero": 1 if distributed else 0, "optimizer_impl": "fused"}
     fields["sequence_parallel"] = bool(parallel) and fields.get("tp", 1) > 1
@@ -150,9 +148,7 @@ def _deepspeed(
         r.fault(f"{_D}zero_stage", f"there is no stage {stage}", "0, 1, 2 or 3")
     stage = 2 if stage is None or stage > 3 else stage  # the plugin's default
     fields |= {"data_parallel": "deepspeed", "zero": stage}
-    count = r.integer(f"{_D}gradient_accumulation_steps", plan_field="num_micro_batches")
-    if count is not None:
-        fields["num_micro_batches"] = count
+    fields |= r.integers({"num_micro_batches": f"{_D}gradient_accumulation_steps"})
     offload: dict[str, Any] = {}
     for key, field in (("offload_optimizer_device", "optimizer"), ("offload_param_device", "parameters")):
         device = r.choice(f"{_D}{key}", ("none", "cpu", "nvme")) or "none"
@@ -199,9 +195,8 @@ def deepspeed_file(
     total = inner.integer("train_batch_size") if entries.get("train_batch_size", _NONE).value != AUTO else None
     inner.sort_rest(options_of("deepspeed"))
     wanted = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16", "no": "fp32"}.get(mixed or "")
-    for dtype in (
-        ("bf16", "fp16") if mixed else ()
-    ):  # a missing or auto one is filled in (DeepSpeedPlugin.set_mixed_precision)
+    # a missing or auto one is filled in (DeepSpeedPlugin.set_mixed_precision)
+    for dtype in ("bf16", "fp16") if mixed else ():
         stated = str(inner.entries.get(f"{dtype}.enabled", _NONE).value).lower()
         if stated == str(dtype != wanted).lower():
             problem = f"{mixed} contradicts {path}, whose {dtype}.enabled is {stated}"

@@ -62,14 +62,9 @@ def _batch(job: Job) -> None:
 
 def _degrees(job: Job) -> None:
     r, fields = job.r, job.fields
-    for name, key in (("cp", "context_parallel_size"), ("tp", "tensor_parallel_size")):
-        degree = r.integer(key, plan_field=name)
-        if degree is not None and degree > 1:
-            fields |= {name: degree, **({"vocab_parallel": False} if name == "tp" else {})}
-    for name, key in (("dp_shard", "dp_shard_size"), ("dp_replicate", "dp_replicate_size")):
-        degree = r.integer(key, plan_field=name)
-        if degree is not None and degree > 0:
-            fields[name] = degree
+    split = r.integers({"cp": "context_parallel_size", "tp": "tensor_parallel_size"}, above=1)
+    fields |= split | ({"vocab_parallel": False} if "tp" in split else {})
+    fields |= r.integers({"dp_shard": "dp_shard_size", "dp_replicate": "dp_replicate_size"})
     if job.engine == "fsdp" and "dp_shard" in fields:
         job.leftover = "dp_replicate"
 

@@ -196,7 +196,7 @@ def _batch(draft: Draft, fields: dict[str, Any], given: Mapping[str, Any]) -> li
     """Sequences a step = micro-batch × micro-batches × ranks of data parallelism: fill in the one that is missing."""
     ranks = _count(fields, "dp_shard") * _count(fields, "dp_replicate")
     total, place = draft.global_batch_size, draft.places.get("global_batch_size", draft.file)
-    if total is None or {"num_micro_batches", "micro_batch_size"} <= set(given) or "num_micro_batches" in given:
+    if total is None or "num_micro_batches" in given:
         return []
     if "micro_batch_size" not in fields:
         count = _count(fields, "num_micro_batches")

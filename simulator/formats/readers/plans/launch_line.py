@@ -10,12 +10,11 @@ from typing import Final
 
 from simulator.base.errors import Fault, PlanError
 from simulator.base.files import ordinary
-from simulator.base.units import whole
 from simulator.formats.readers.plans.launch_world import World, slurm_variables, world_of
 from simulator.formats.readers.plans.options import megatron_arguments, table_of
 from simulator.formats.readers.plans.reading import MAX_SETTINGS, UNSET, Entry, Setting, shortened
 from simulator.formats.readers.plans.shell import Shell
-from simulator.formats.readers.plans.shell_words import Unknown, Word, words_of
+from simulator.formats.readers.plans.shell_words import Unknown, Word, chosen_command, words_of
 from simulator.spec.plan.alloc_conf import VARIABLES, parse_alloc_conf
 
 # Words that only a training command of Megatron's has
@@ -23,17 +22,8 @@ _SIGNS: Final = {
     "--micro-batch-size", "--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length",
     "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--global-batch-size",
 }  # fmt: skip
-_PRINTS: Final = {
-    "echo",
-    "printf",
-    "cat",
-    "tee",
-    "logger",
-    "export",
-    "declare",
-    "local",
-    "readonly",
-}  # what never trains
+# what never trains
+_PRINTS: Final = {"echo", "printf", "cat", "tee", "logger", "export", "declare", "local", "readonly"}
 _MAX_SOURCED: Final = 2**20
 
 
@@ -174,14 +164,7 @@ def _only(found: Sequence[list[Word]], file: str, chosen: str) -> list[Word]:
     if not found:
         problem = "no command here has Megatron's arguments (--micro-batch-size, --hidden-size, …)"
         raise PlanError.at(file, problem, "the training command, or its arguments")
-    if 1 <= (number := whole(chosen) or 0) <= len(found):
-        return found[number - 1]
-    if len(found) > 1:
-        lines = ", ".join(str(command[0].line) for command in found)
-        problem = f"{len(found)} commands train, at lines {lines}"
-        remedy = f"keep one, or --define command=N, 1 to {len(found)}"
-        raise PlanError(Fault(place=file, problem=problem, remedy=remedy, flags=(("--define", "command=1"),)))
-    return found[0]
+    return chosen_command(found, [command[0].line for command in found], file, chosen)
 
 
 def _tell(shell: Shell, file: str, line: LaunchLine) -> None:

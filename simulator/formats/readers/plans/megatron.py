@@ -142,10 +142,7 @@ def _batch(r: Reading, fields: dict[str, Any]) -> None:
 
 
 def _parallel(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[object, str]]) -> None:
-    for field in ("tp", "pp", "cp", "ep"):
-        value = r.integer(_FIELD_NAMES[field], plan_field=field)
-        if value is not None:
-            fields[field] = value
+    fields |= r.integers({field: _FIELD_NAMES[field] for field in ("tp", "pp", "cp", "ep")})
     tp = fields.get("tp", 1)
     parallel = bool(r.flag("--sequence-parallel"))
     fields["sequence_parallel"] = parallel

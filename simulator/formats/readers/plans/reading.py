@@ -117,6 +117,11 @@ class Reading:
             return None
         return int(number)
 
+    def integers(self, names: Mapping[str, str], *, above: int = 0) -> dict[str, int]:
+        """Plan's field -> its whole number, of the settings (field -> name) that state one above a limit."""
+        found = {field: self.integer(name, plan_field=field) for field, name in names.items()}
+        return {field: value for field, value in found.items() if value is not None and value > above}
+
     def number(self, name: str) -> float | None:
         """Any number."""
         value = self.raw(name)

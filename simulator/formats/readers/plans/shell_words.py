@@ -7,12 +7,16 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
+
+from simulator.base.errors import Fault, PlanError
+from simulator.base.units import whole
 
 MARK: Final = 0xE000  # private-use characters stand for what is not known; the index is into Shell.unknown
 
 Char = tuple[str, int]  # a character and the line where it stands
 Chars = list[Char]
+CommandT = TypeVar("CommandT")
 
 _OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
     ast.Add: operator.add,
@@ -140,3 +144,14 @@ def integer(node: ast.expr) -> int:
             raise ValueError(node)
         return _OPERATORS[type(node.op)](left, right)
     raise ValueError(node)
+
+
+def chosen_command(commands: Sequence[CommandT], lines: Sequence[int], file: str, chosen: str) -> CommandT:
+    """The only command that trains, or the one whose number is `chosen`. Raises PlanError where that does not say which."""
+    if 1 <= (number := whole(chosen) or 0) <= len(commands):
+        return commands[number - 1]
+    if len(commands) == 1:
+        return commands[0]
+    problem = f"{len(commands)} commands train, at lines {', '.join(map(str, lines))}"
+    remedy = f"keep one, or --define command=N, 1 to {len(commands)}"
+    raise PlanError(Fault(place=file, problem=problem, remedy=remedy, flags=(("--define", "command=1"),)))

@@ -86,13 +86,8 @@ def _entries(data: Mapping[str, Any], file: str) -> dict[str, Entry]:
 
 
 def _data_parallel(r: Reading, fields: dict[str, Any]) -> Degree | None:
-    for name in ("tp", "pp", "cp"):
-        degree = r.integer(_PLACES[name], plan_field=name)
-        if degree is not None:
-            fields[name] = degree
-    experts = r.integer(f"{_P}expert_parallel_degree", plan_field="ep")
-    if experts is not None and experts > 1:
-        fields["ep"] = experts
+    fields |= r.integers({name: _PLACES[name] for name in ("tp", "pp", "cp")})
+    fields |= r.integers({"ep": f"{_P}expert_parallel_degree"}, above=1)
     etp = r.integer(f"{_P}expert_tensor_parallel_degree")
     if etp is not None and etp > 1:
         fields["etp"] = etp

@@ -106,14 +106,8 @@ def _sharding(r: Reading, fields: dict[str, Any], *, alone: bool) -> Degree | No
         fields["reshard_after_forward"] = False
     if r.flag("fsdp_cpu_offload"):
         fields["offload"] = {"optimizer": "host", "parameters": "host"}
-    for name, key in (
-        ("tp", "tensor_parallel_dim"),
-        ("cp", "context_parallel_dim"),
-        ("dp_replicate", "data_parallel_replicate_dim"),
-    ):
-        degree = r.integer(key, plan_field=name)
-        if degree is not None and degree > 1:
-            fields[name] = degree
+    dims = {"tp": "tensor_parallel", "cp": "context_parallel", "dp_replicate": "data_parallel_replicate"}
+    fields |= r.integers({name: f"{axis}_dim" for name, axis in dims.items()}, above=1)
     shard = r.integer("data_parallel_shard_dim", least=-1, plan_field="dp_shard")
     if shard is not None and shard > 0:
         fields |= {"dp_shard": shard, "dp_replicate": fields.get("dp_replicate", 1)}

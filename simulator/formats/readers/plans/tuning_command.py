@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from simulator.base.errors import Fault, PlanError
-from simulator.base.units import whole
+from simulator.base.errors import PlanError
 from simulator.formats.readers.plans.reading import MAX_SETTINGS, UNSET
-from simulator.formats.readers.plans.shell_words import Unknown, Word
+from simulator.formats.readers.plans.shell_words import Unknown, Word, chosen_command
 
 # Commands that start a program, by the program's name and its first word: the format of its settings
 _COMMANDS: Final = {
@@ -94,17 +93,10 @@ def command_of(commands: Sequence[Sequence[Word]], file: str, chosen: str) -> Co
         if command is not None:
             found.setdefault(tuple(word.text for word in words), command)
     every = list(found.values())
-    if 1 <= (number := whole(chosen) or 0) <= len(every):
-        return every[number - 1]
-    if len(every) == 1:
-        return every[0]
     if not every:
         problem = "no command here fine-tunes (accelerate launch, torchrun, trl, llamafactory-cli, axolotl, tune, litgpt, xtuner, swift, verl, …)"
         raise PlanError.at(file, problem, "the training command; or the file that it names")
-    lines = ", ".join(str(command.line) for command in every)
-    remedy = f"keep one, or --define command=N, 1 to {len(every)}"
-    problem = f"{len(every)} commands train, at lines {lines}"
-    raise PlanError(Fault(place=file, problem=problem, remedy=remedy, flags=(("--define", "command=1"),)))
+    return chosen_command(every, [command.line for command in every], file, chosen)
 
 
 def _program(words: list[Word]) -> Command | None:

@@ -21,16 +21,8 @@ from simulator.base.schema import nearest
 if TYPE_CHECKING:
     from simulator.spec.software.nccl.tuner import TunerRule
 
-ALGORITHMS: Final = {
-    "tree": "tree",
-    "ring": "ring",
-    "collnetdirect": "collnetdirect",
-    "collnetchain": "collnetchain",
-    "nvls": "nvls",
-    "nvlstree": "nvlstree",
-    "pat": "pat",
-}
-PROTOCOLS: Final = {"ll": "ll", "ll128": "ll128", "simple": "simple"}
+ALGORITHMS: Final = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
+PROTOCOLS: Final = ("ll", "ll128", "simple")
 FUNCTIONS: Final = {
     "broadcast": "broadcast",
     "reduce": "reduce",
@@ -125,9 +117,9 @@ def variable_groups() -> dict[str, frozenset[str]]:
     return {group: frozenset(names) for group, names in facts(__file__, "variables").items()}
 
 
-def _left(restriction: Restriction, kind: str, every: Mapping[str, str]) -> frozenset[str]:
+def _left(restriction: Restriction, kind: str, every: tuple[str, ...]) -> frozenset[str]:
     own = dict(restriction)
-    return own.get(kind, own.get("", frozenset(every.values())))
+    return own.get(kind, own.get("", frozenset(every)))
 
 
 def assignments(texts: Iterable[str], place: str) -> dict[str, str]:
@@ -240,7 +232,7 @@ class _Reader:
             self.fault(name, f"{value!r} is not a kind of path", f"{', '.join(LEVELS)}, or 0 to 5")
         return found
 
-    def _names(self, name: str, value: str, legal: Mapping[str, str]) -> Restriction:
+    def _names(self, name: str, value: str, legal: tuple[str, ...]) -> Restriction:
         """`ring,tree;allreduce:^nvls` as sets by collective."""
         found: dict[str, frozenset[str]] = {}
         for index, part in enumerate(value.split(";")):
@@ -253,14 +245,14 @@ class _Reader:
             found[key] = self._set(name, names.strip(), legal)
         return tuple(sorted(found.items()))
 
-    def _set(self, name: str, text: str, legal: Mapping[str, str]) -> frozenset[str]:
+    def _set(self, name: str, text: str, legal: tuple[str, ...]) -> frozenset[str]:
         without = text.startswith("^")
         words = [word.strip() for word in text.removeprefix("^").split(",")]
         for word in words:
             if word.lower() not in legal:
                 self.fault(name, f"{word!r} is not one of NCCL's", nearest(word.lower(), legal) or ", ".join(legal))
-        named = frozenset(legal[word.lower()] for word in words if word.lower() in legal)
-        left = frozenset(legal.values()) - named if without else named
+        named = frozenset(legal).intersection(word.lower() for word in words)
+        left = frozenset(legal) - named if without else named
         if without and not left:
             self.fault(name, f"{text!r} leaves nothing", "leave one")
         return left

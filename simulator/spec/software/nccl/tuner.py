@@ -12,27 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from simulator.base.errors import Fault, InputError
-from simulator.base.files import ordinary
-from simulator.base.schema import unreadable
+from simulator.base.schema import read_text
 from simulator.base.units import whole
+from simulator.spec.software.nccl.environment import FUNCTIONS, PROTOCOLS
 
-_COLLECTIVES: Final = {
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "allreduce": "all_reduce",
-}
-_ALGORITHMS: Final = {
-    "tree": "tree",
-    "ring": "ring",
-    "collnet_direct": "collnetdirect",
-    "collnet_chain": "collnetchain",
-    "nvls": "nvls",
-    "nvls_tree": "nvlstree",
-    "pat": "pat",
-}
-_PROTOCOLS: Final = ("ll", "ll128", "simple")
+# NCCL_ALGO's, with underscores between their words
+_ALGORITHMS: Final = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
 _FIELDS: Final = (
     "collective",
     "min_bytes",
@@ -74,13 +59,9 @@ class TunerRule:
 
 def read_tuner(path: Path) -> tuple[TunerRule, ...]:
     """The rules of the table in their order. Raises InputError with every faulty line."""
-    try:
-        text = ordinary(path, _MOST_BYTES).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(unreadable(path, exc)) from None
     rules: list[TunerRule] = []
     faults: list[Fault] = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(read_text(path, InputError, _MOST_BYTES).splitlines(), start=1):
         if line.strip() and not line.lstrip().startswith("#"):
             rule = _rule(line, f"{path}: line {number}", faults)
             rules += [rule] if rule else []
@@ -97,7 +78,7 @@ def _rule(line: str, place: str, faults: list[Fault]) -> TunerRule | None:
         faults.append(Fault(place, f"has {len(cells)} fields", f"{_REQUIRED} to {len(_FIELDS)}: {','.join(_FIELDS)}"))
         return None
     row = dict(zip(_FIELDS, cells, strict=False))
-    for name, legal in (("collective", _COLLECTIVES), ("algorithm", _ALGORITHMS), ("protocol", _PROTOCOLS)):
+    for name, legal in (("collective", FUNCTIONS), ("algorithm", _ALGORITHMS), ("protocol", PROTOCOLS)):
         if row[name] not in legal:
             faults.append(Fault(f"{place}: {name}", f"{row[name]!r} is unknown", ", ".join(legal)))
     numbers = {name: _number(name, row.get(name, "-1"), place, faults) for name in _FIELDS[1:3] + _FIELDS[5:]}
@@ -107,8 +88,8 @@ def _rule(line: str, place: str, faults: list[Fault]) -> TunerRule | None:
         return None
     channels = numbers.pop("channels")
     return TunerRule(
-        kind=_COLLECTIVES[row["collective"]],
-        algorithm=_ALGORITHMS[row["algorithm"]],
+        kind=FUNCTIONS[row["collective"]],
+        algorithm=row["algorithm"].replace("_", ""),
         protocol=row["protocol"],
         channels=None if channels == _ANY else channels,
         **numbers,
