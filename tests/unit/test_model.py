@@ -23,6 +23,7 @@ PUBLISHED = {
     "qwen2.5-vl-32b": 33_452_718_336,
     "qwen2.5-vl-72b": 73_410_777_344,
     "llava-1.5-7b": 7_063_427_072,
+    "llava-v1.6-mistral-7b": 7_566_747_648,
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
     "gpt2-large": 774_030_080,
@@ -275,6 +276,12 @@ def test_a_preset_has_its_published_number_of_parameters(name: str) -> None:
         assert round(Model.load(name).num_parameters, -8) == 174_600_000_000
         return
     assert Model.load(name).num_parameters == PUBLISHED[name]
+
+
+def test_a_preset_whose_source_has_no_window_has_none() -> None:
+    said = [model for model in map(Model.load, preset_names()) if "no window" in model.sources.get("shape", "")]
+    assert [model.name for model in said if model.sliding_window] == []
+    assert said
 
 
 @pytest.mark.parametrize("name", ROUNDED)

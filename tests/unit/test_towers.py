@@ -95,13 +95,15 @@ def test_transformers_counts_them_so(one: tuple[dict[str, Any], Path]) -> None:
     assert sum(parameter.numel() for parameter in made.parameters()) == case["parameters"]
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-vl-7b", "llava-1.5-7b"])
+@pytest.mark.parametrize("name", ["qwen2.5-vl-7b", "llava-1.5-7b", "llava-v1.6-mistral-7b"])
 def test_a_preset_is_what_its_file_says(name: str, tmp_path: Path) -> None:
     case = next(one for one in CASES if one["parameters"] == Model.load(name).num_parameters)
     (tmp_path / "config.json").write_text(json.dumps(case["config"]))
     assert Model.load(tmp_path / "config.json").tower == Model.load(name).tower
     assert preset_of("Qwen/Qwen2.5-VL-7B-Instruct") == "qwen2.5-vl-7b"
     assert preset_of("Qwen/Qwen2.5-7B-embedding") is None
+    assert preset_of("llava-hf/llava-v1.6-mistral-7b-hf") == "llava-v1.6-mistral-7b"
+    assert preset_of("llava-hf/llava-v1.6-vicuna-7b-hf") is preset_of("llava-hf/llava-1.5-13b-hf") is None
 
 
 @pytest.mark.parametrize(("side", "tokens"), [(448, 16 * 16), (1024, 37 * 37), (40, 1), (28, 1)])
