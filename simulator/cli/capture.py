@@ -44,7 +44,7 @@ _how = all_of(
     click.option("--seq-len", type=click.IntRange(1), default=4096, show_default=True, help="With --recipe."),
     click.option("--micro-batch-size", type=click.IntRange(1), default=1, show_default=True, help="With --recipe."),
     click.option("--images", type=click.IntRange(0), metavar="INTEGER", help="With --recipe, of a sequence, where the config.json has a tower for them. [1]"),
-    click.option("--image-size", type=click.IntRange(0), default=0, metavar="PIXELS", help="With --recipe, a side of one, of towers that take any size. [448]"),
+    click.option("--image-size", type=click.IntRange(0), default=0, metavar="PIXELS", help="With --recipe, a side of one, of towers that take any size or cut images into tiles. [448]"),
     click.option("--freeze", multiple=True, metavar="PATTERN", help="With --recipe, parameters that are not trained: '*visual*'."),
     click.option("--adapter", default="", metavar="adapter_config.json", help="With --recipe, peft's LoRA: its pairs alone are trained."),
 )  # fmt: skip

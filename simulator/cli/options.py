@@ -111,7 +111,11 @@ image_options = all_of(
     click.option(
         "--images", metavar="INTEGER", help="Of a sequence, where the model has a tower for them; 0: without it. [1]"
     ),
-    click.option("--image-size", metavar="PIXELS", help="A side of one, of towers that take any size. [448]"),
+    click.option(
+        "--image-size",
+        metavar="PIXELS",
+        help="A side of one, of towers that take any size or cut images into tiles. [448]",
+    ),
 )
 input_options = all_of(  # as text: a study's reader judges them with everything else
     click.option(

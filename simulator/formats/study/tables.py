@@ -50,7 +50,7 @@ class StudyFile(Strict):
     )
     image_size: PositiveInt | None = Field(
         default=None,
-        description="pixels of an image's side, of towers that take images of any size; not set: 448",
+        description="pixels of an image's side, of towers that take any size or cut images into tiles; not set: 448",
     )
     cluster: Annotated[str, Expected("a preset's name as hgx-h100-8, or a cluster's TOML file")] = Field(
         description="a preset's name, or a cluster's TOML file"
