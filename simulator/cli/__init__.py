@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Final
 
@@ -256,13 +256,16 @@ WRITES: Final = frozenset(
 
 
 def _refuse_overwriting(words: Sequence[str]) -> None:
-    """Raises InputError where a file that is written is named once more, as one that is read or written: it would be lost."""
+    """Raises InputError where a file that is written has no name, or is named once more, as one that is read or written: it would be lost."""
     from simulator.base.errors import InputError
     from simulator.base.files import resolved
 
     named: dict[Path, list[tuple[str, str]]] = {}
-    for before, word in pairwise(("", *words)):
+    ours = takewhile("--".__ne__, words)  # behind it are a program's own
+    for before, word in pairwise(("", *ours)):
         flag, value = word.split("=", 1) if word.startswith("--") and "=" in word else (before, word)
+        if flag in WRITES and not value:
+            raise InputError.at(flag, "is empty", "the name of a file or folder to write")
         with contextlib.suppress(OSError, ValueError):  # no file, or no path at all
             path = Path(value)
             if path.is_file() or (flag in WRITES and value and not path.exists()):

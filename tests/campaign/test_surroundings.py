@@ -198,6 +198,15 @@ def test_what_is_read_is_not_written(
     assert Path("study.toml").read_text() == text
 
 
+def test_a_file_that_is_written_has_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Behind -- it is a program's own matter."""
+    for words in (["calibrate", "learn", "x.csv", "-o", ""], [*PREDICT.split(), "--trace="]):
+        assert main(words) == ExitCode.BAD_INPUT
+        assert "is empty (the name of a file or folder to write)" in capsys.readouterr().err
+    assert main(["capture", str(tmp_path / "none.py"), "-o", "x.capture.gz", "--", "--out", ""]) == ExitCode.BAD_INPUT
+    assert "is empty" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("there", ["", "x.gz"])
 def test_what_is_written_is_not_written_over(
     there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
