@@ -137,21 +137,12 @@ def sources(draft: Draft, used_stack: str) -> Iterator[Source]:
 
 
 def _counted(draft: Draft) -> str:
-    words = {
-        "used": "used",
-        "no effect": "without effect",
-        "overruled": "overruled",
-        "not modelled": "not modelled",
-        "unknown": "unknown",
-    }
-    counts = {use: len(draft.named(use)) for use in words}
-    return ", ".join(f"{count} {words[use]}" for use, count in counts.items() if count) or "none"
+    counts = {use: len(draft.named(use)) for use in ("used", "no effect", "overruled", "not modelled", "unknown")}
+    counted = (f"{count} {'without effect' if use == 'no effect' else use}" for use, count in counts.items() if count)
+    return ", ".join(counted) or "none"
 
 
 def warnings(draft: Draft) -> list[str]:
     """Warnings: contradictions that the framework resolves, settings that are not modelled, and unknown settings."""
-    lines: list[str] = []
     heads = {"overruled": "overruled", "not modelled": "not modelled", "unknown": "unknown, and ignored"}
-    for use, head in heads.items():
-        lines += [f"{head}: {setting}" for setting in draft.named(use)]
-    return lines
+    return [f"{head}: {setting}" for use, head in heads.items() for setting in draft.named(use)]

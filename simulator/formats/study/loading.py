@@ -145,9 +145,8 @@ def _rewired(cluster: Cluster, one: Override) -> list[Override]:
     found = [replace(one, meant=kind)]
     if kind["shape"] == "pcie" and cluster.nvlink_domain_size != cluster.gpus_per_node:
         found.append(replace(one, path=("nvlink_domain_size",), meant=cluster.gpus_per_node))
-    if (
-        kind["shape"] != "pcie" and cluster.host is None and host is not None
-    ):  # what joined the GPUs joins them to hosts
+    # what joined the GPUs joins them to hosts
+    if kind["shape"] != "pcie" and cluster.host is None and host is not None:
         found.append(replace(one, path=("host",), meant=host.model_dump()))
     return found
 

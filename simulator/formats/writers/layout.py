@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from textwrap import shorten
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -10,6 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from simulator.base.units import format_seconds
+
+if TYPE_CHECKING:
+    from simulator.predict import Source
+
+_DETAIL_WIDTH: Final = 76
 
 
 def section(title: str, body: RenderableType) -> Group:
@@ -25,6 +32,12 @@ def table(rows: Iterable[tuple[str, ...]], justify: str) -> Table:
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def sources(found: Iterable[Source], further: Iterable[tuple[str, str, str]] = ()) -> Table:
+    """A line a source, which JSON has in full; then further rows."""
+    rows = ((one.what, one.kind, shorten(one.detail, _DETAIL_WIDTH, placeholder=" …")) for one in found)
+    return table([*rows, *further], "lll")
 
 
 def communication(found: Mapping[str, tuple[float, float]]) -> Table:

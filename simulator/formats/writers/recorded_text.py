@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from textwrap import shorten
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -26,8 +25,7 @@ def render(one: ReplayedStep) -> Group:
         parts.append(layout.section("Communication", layout.communication(one.communication)))
     if one.repriced:
         parts.append(layout.section("Priced anew", _repriced(one)))
-    sources = [(each.what, each.kind, shorten(each.detail, _WIDTH, placeholder=" …")) for each in one.sources]
-    return Group(*parts, layout.section("What this rests on", layout.table(sources, "lll")))
+    return Group(*parts, layout.section("What this rests on", layout.sources(one.sources)))
 
 
 def as_json(one: ReplayedStep) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from textwrap import shorten
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -19,7 +18,6 @@ from simulator.studies.serving.memory import ServingMemory
 from simulator.studies.serving.report import Attainment, HandedOver
 
 _COLORS = {"ok": "bold green", "overloaded": "bold yellow", Fit.DOES_NOT_FIT: "bold red"}
-_DETAIL_WIDTH = 76
 
 
 def render(s: Serving, *, brief: bool = False) -> Group:
@@ -158,9 +156,7 @@ def _sizes(m: ServingMemory) -> list[tuple[str, str, str]]:
 
 def _sources(s: Serving) -> Table:
     """A line a source, then what is assumed."""
-    rows = [(source.what, source.kind, shorten(source.detail, _DETAIL_WIDTH, placeholder=" …")) for source in s.sources]
-    rows += [("", "assumed", text) for text in s.assumptions]
-    return layout.table(rows, "lll")
+    return layout.sources(s.sources, (("", "assumed", text) for text in s.assumptions))
 
 
 SCHEMA_VERSION: Final = 2

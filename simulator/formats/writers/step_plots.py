@@ -20,9 +20,6 @@ from simulator.work.program import COMPUTE_STREAM
 if TYPE_CHECKING:
     from simulator.formats.drawing import Axes
 
-if TYPE_CHECKING:
-    from simulator.formats.drawing import Axes
-
 GIB = 2**30
 _POINTS = 1500  # stretches of the step: more than a picture has columns
 _IN_ORDER: Final = "operations in the order in which the host issues them"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 _COLORS = {Fit.FITS: "bold green", Fit.TIGHT: "bold yellow", Fit.DOES_NOT_FIT: "bold red"}
 PLAIN_WIDTH = 120
 _LARGEST = 3
-_DETAIL_WIDTH = 76
 
 _Rows = list[tuple[str, ...]]
 
@@ -277,9 +275,6 @@ def _kinds(p: Prediction) -> Table:
 
 
 def _sources(p: Prediction) -> Table:
-    """A line a source: JSON has the details in full."""
-    rows = [(source.what, source.kind, shorten(source.detail, _DETAIL_WIDTH, placeholder=" …")) for source in p.sources]
-    if p.extrapolated:
-        curves = dict.fromkeys(reason.partition(":")[0] for reason in p.extrapolated)
-        rows.append(("beyond what was measured", "extrapolated", ", ".join(curves)))
-    return layout.table(rows, "lll")
+    curves = dict.fromkeys(reason.partition(":")[0] for reason in p.extrapolated)
+    beyond = [("beyond what was measured", "extrapolated", ", ".join(curves))] if curves else []
+    return layout.sources(p.sources, beyond)
