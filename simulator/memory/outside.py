@@ -32,9 +32,8 @@ def num_communicators(plan: Plan) -> int:
     """Process groups with traffic: one for each mesh axis longer than 1, one for a smaller group to reshard to."""
     axes = sum(degree > 1 for degree in (plan.dp_replicate, plan.dp_shard, plan.cp, plan.tp, plan.pp, plan.ep))
     axes += plan.ep > 1 and plan.num_expert_ranks > plan.ep * plan.experts.etp  # the experts' replicas
-    hops = (
-        plan.deepspeed.zeropp.quantized_gradients or plan.deepspeed.hierarchical_gather
-    )  # inside the nodes, and between them
+    # inside the nodes, and between them
+    hops = plan.deepspeed.zeropp.quantized_gradients or plan.deepspeed.hierarchical_gather
     return axes + (plan.reshard_ranks is not None) + 2 * hops
 
 

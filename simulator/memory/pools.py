@@ -31,10 +31,8 @@ from simulator.spec.plan.alloc_conf import AllocConf
 from simulator.spec.plan.memory import TIERED, MemoryPlan
 
 NATIVE: Final = "native"
-_NAMES: Final = {
-    "caching": NATIVE,
-    **dict.fromkeys(TIERED, "expandable"),
-}  # of a plan -> of `POLICIES`, where they differ
+# of a plan -> of `POLICIES`, where they differ
+_NAMES: Final = {"caching": NATIVE, **dict.fromkeys(TIERED, "expandable")}
 _TAKES: Final = ("segment_alloc", "segment_map")
 _GIVES: Final = ("segment_free", "segment_unmap")
 

@@ -36,10 +36,8 @@ _SCRIPTS: Final = (
     *("format", "scale", "bars", "points", "dom", "tables", "numbers", "memory", "interval"),
     *("timeline_plot", "timeline", "pipeline", "matrix", "node", "points_plot", "bars_plot", "record", "charts"),
 )
-_FURTHER: Final = {
-    "explore": ("explored", "whatif_plot", "whatif"),
-    "live": ("toml", "completion", "live"),
-}  # scripts of a kind of page
+# scripts of a kind of page
+_FURTHER: Final = {"explore": ("explored", "whatif_plot", "whatif"), "live": ("toml", "completion", "live")}
 _ALLOWED: Final = {"live": "connect-src 'self'; frame-src 'self'; "}  # beyond what stands in a page
 _ANSWERS: Final = {"live": "predict"}  # kinds of page that show an answer of another kind
 _UNDRAWN: Final = dict.fromkeys(("memory", "timeline", "traffic", "pipeline", "record"))

@@ -27,9 +27,8 @@ from simulator.studies.backtest.rows import BadRow
 Parser = Callable[[str], object]
 RowT = TypeVar("RowT")
 
-_INTEGER = re.compile(
-    r"([0-9]{1,15}|[0-9]{1,3}(?:,[0-9]{3}){1,4})(?:\.0{1,15})?"
-)  # 4096, 4,096; 4096.0 by who read blanks as NaN
+# 4096, 4,096; 4096.0 by who read blanks as NaN
+_INTEGER = re.compile(r"([0-9]{1,15}|[0-9]{1,3}(?:,[0-9]{3}){1,4})(?:\.0{1,15})?")
 _NUMBER = re.compile(r"[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 _MOST_FAULTS, _SHOWN = 1000, 20
 _LEAST, _MOST = 1e-30, 1e30  # of a measured number
@@ -263,9 +262,8 @@ def _header(
     place = f"{file}: header"
     if isinstance(cells, str) or not cells:
         raise TableError.at(place, cells if isinstance(cells, str) else "is blank", "column names, comma separated")
-    if any(
-        c == "\0" or "\udc80" <= c <= "\udcff" for cell in cells for c in cell
-    ):  # as bytes that do not decode are read
+    # as bytes that do not decode are read
+    if any(c == "\0" or "\udc80" <= c <= "\udcff" for cell in cells for c in cell):
         raise TableError.at(place, "is not UTF-8 text", "save the table as UTF-8")
     names = spelled.own([c.strip() for c in cells])
     missing = [n for n in required if n not in names]

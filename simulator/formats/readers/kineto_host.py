@@ -43,9 +43,8 @@ class HostEvents(Events):
     ranges: list[HostOp] = field(default_factory=list)  # Optimizer.step on the host
     shapes: dict[str, int] = field(default_factory=dict)  # arguments of operators -> their number
     arguments: list[tuple[tuple[Any, ...], ...]] = field(default_factory=list)  # each as (dims, type, strides, value)
-    described: dict[int, tuple[str, int | None, int | None, str, str]] = field(
-        default_factory=dict
-    )  # external -> a collective
+    # external -> a collective
+    described: dict[int, tuple[str, int | None, int | None, str, str]] = field(default_factory=dict)
     # cudaStreamWaitEvent: correlation, that of its event's record, stream that waits, stream waited for
     synchronised: list[tuple[int, int, int, int]] = field(default_factory=list)
     step_thread: int = -1

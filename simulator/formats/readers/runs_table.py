@@ -42,9 +42,8 @@ _PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", *FP8_RECIPES, "nvfp4")
 _MLP_KINDS = ("gelu", "swiglu", "squared_relu", "relu")
 _SHARDING = re.compile(r"ddp|zero[123]|zero1_intragroup[1-9][0-9]{0,5}|fsdp_full|fsdp_grad_op|hsdp")
 _UNKNOWN = frozenset(("-", "–", "—", "?", "n/a", "na", "nan", "null", "unknown", "tbd"))  # where no free text is due
-_AXIS = re.compile(
-    r"(?:[dtpces]p|vpp|hybrid|tensor|pipeline|context|expert|sequence|[2-5n]d)(?:parallel(?:ism)?)?"
-)  # of a mesh, which has columns of its own
+# of a mesh, which has columns of its own
+_AXIS = re.compile(r"(?:[dtpces]p|vpp|hybrid|tensor|pipeline|context|expert|sequence|[2-5n]d)(?:parallel(?:ism)?)?")
 _SHARDING_WORDS = ("ddp", "zero1", "zero2", "zero3", "zero1_intragroup8", "fsdp_full", "fsdp_grad_op", "hsdp")
 
 

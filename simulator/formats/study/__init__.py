@@ -311,9 +311,8 @@ def _stack_of(plan: Plan, study_data: _Raw) -> Stack:
     return patched(Stack.of(plan), changes, StackError)
 
 
-_OF_A_DRAFT: Final = frozenset(
-    {"tp", "cp", "pp", "ep", "etp", "seq_len"}
-)  # what a file with faults settles, if it states it
+# what a file with faults settles, if it states it
+_OF_A_DRAFT: Final = frozenset({"tp", "cp", "pp", "ep", "etp", "seq_len"})
 
 
 _DATA_PARALLEL: Final = frozenset({"dp_shard", "dp_replicate"})

@@ -57,9 +57,8 @@ def with_draft(
     if raw.get("model") is None and not (draft.faults and draft.format == "megatron"):
         problem = draft.model_unknown or "does not state the model"
         place = draft.places.get("model", draft.file)
-        if not any(
-            fault.place == place for fault in draft.faults
-        ):  # else what stands there cannot be read, and is reported
+        # else what stands there cannot be read, and is reported
+        if not any(fault.place == place for fault in draft.faults):
             # of a model that is named and not known, no other is proposed
             cure = () if draft.model_unknown else (("--model", str(DEFAULT["model"])),)
             faults.append(Fault(place, problem, "--model NAME or FILE", flags=cure))

@@ -206,9 +206,8 @@ def _leaf_faults(root: type[Strict], override: Override) -> list[Fault]:
     if model_at(root, override.path) is not None and table:
         return []  # a table set as a whole
     annotation: Any = Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
-    alone = isinstance(info.annotation, type) and issubclass(
-        info.annotation, BaseModel
-    )  # which has its own configuration
+    # which has its own configuration
+    alone = isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
     try:
         TypeAdapter(annotation, config=None if alone else _LEAF).validate_python(override.value, context=FROM_FILE)
     except ValidationError as exc:

@@ -30,18 +30,8 @@ DEFAULT: Final[Mapping[str, Any]] = {
     "plan": {"zero": 3, "seq_len": 8192},
 }
 DEFAULT_NAME: Final = "the embedded default"
-ROOTS: Final = (
-    "plan",
-    "model",
-    "cluster",
-    "device",
-    "stack",
-    "checkpoint",
-    "data",
-    "energy",
-    "servers",
-    "kernels",
-)  # what --set reaches into
+# what --set reaches into
+ROOTS: Final = ("plan", "model", "cluster", "device", "stack", "checkpoint", "data", "energy", "servers", "kernels")
 
 
 class StudyFile(Strict):

@@ -18,10 +18,8 @@ ADAM_BYTES_PER_NUMEL = 30  # CPU Adam reads g, p, m, v in fp32, writes p, m, v, 
 # Names of the links that transfers load; capacities by `HostTier.links`
 H2D, D2H, BOTH, STAGING, FAULTS = "host:h2d", "host:d2h", "host:both", "host:staging", "host:faults"
 SWITCH_UP, SWITCH_DOWN = "switch:up", "switch:down"  # between a PCIe switch and its CPU
-PEER_PORT, LENT_PORTS = (
-    "intra",
-    "peer",
-)  # a GPU's own port into NVLink, shared with collectives; its part of the lenders'
+# a GPU's own port into NVLink, shared with collectives; its part of the lenders'
+PEER_PORT, LENT_PORTS = ("intra", "peer")
 HOST_MEMORY, CPU_ADAM, NVME_READ, NVME_WRITE = "host:memory", "host:adam", "nvme:read", "nvme:write"
 
 

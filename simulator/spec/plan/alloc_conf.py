@@ -17,11 +17,8 @@ MIB: Final = 2**20
 NUM_DIVISIONS: Final = 16  # powers of two from 1 MiB to 64 GiB, the first and last also for what lies beyond
 _LEAST_SPLIT_MB: Final = 20
 _MOST_MB: Final = 2**30
-VARIABLES: Final = (
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_HIP_ALLOC_CONF",
-)  # as torch looks for them
+# as torch looks for them
+VARIABLES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

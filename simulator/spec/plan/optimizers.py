@@ -78,10 +78,8 @@ class Optimizer:
 
 
 _ADAM: Final = (("gm", "m"), ("v", "v"), ("gv", "v"), ("v", "t"), ("t", "t"), ("t", "t"), ("mtp", "p"))
-_ADAMW: Final = (
-    ("p", "p"),
-    *_ADAM,
-)  # decay, lerp of m, decay of v, addcmul of v, root, divide, add epsilon, addcdiv of p
+# decay, lerp of m, decay of v, addcmul of v, root, divide, add epsilon, addcdiv of p
+_ADAMW: Final = (("p", "p"), *_ADAM)
 # transformers' Adafactor (optimization.py): square, epsilon, two means, outer product, times g, its norm, clip, rate, norm of p,
 # sign, sum
 _ADAFACTOR: Final = (("g", "f"), ("f", "f"), ("f", ""), ("f", ""), ("", "f"), ("fg", "f"), ("f", ""), ("f", "f"), ("f", "f"),

@@ -22,13 +22,10 @@ from pydantic import Field
 from simulator.base.schema import Strict
 from simulator.spec.plan import DataParallel
 
-_VERSION = re.compile(
-    r"[\s(,@=v-]*(?:core[\s_-]*)?(?:[01][\s(,]+(?=v?\d+\.\d))?[rv]?(\d+(?:[.-]\d+)*)"
-)  # right behind a name; Megatron-Core's, too: core_r0.5; behind that of its engine: vLLM V1 0.8.4
-_LATER = (
-    re.compile(r"(?<![\w.])(20\d\d(?:-\d+)*)"),
-    re.compile(r"(?<![\w.])v?(\d+(?:\.\d+)+)"),
-)  # a date further on, or a release
+# right behind a name; Megatron-Core's, too: core_r0.5; behind that of its engine: vLLM V1 0.8.4
+_VERSION = re.compile(r"[\s(,@=v-]*(?:core[\s_-]*)?(?:[01][\s(,]+(?=v?\d+\.\d))?[rv]?(\d+(?:[.-]\d+)*)")
+# a date further on, or a release
+_LATER = (re.compile(r"(?<![\w.])(20\d\d(?:-\d+)*)"), re.compile(r"(?<![\w.])v?(\d+(?:\.\d+)+)"))
 _TORCH = re.compile(r"(?<![a-z])(?:py)?torch[\s(=v-]*(\d+(?:\.\d+)+)", re.IGNORECASE)
 _NEWEST = re.compile(r"\b(?:dev|main|master|nightly|latest|head)\b", re.IGNORECASE)
 _Version = tuple[int, ...]

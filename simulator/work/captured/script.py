@@ -67,9 +67,8 @@ class _Writer:
         self._previous: dict[int, tuple[str, ...]] = {}  # by group: the messages of the batch before
         self._hooked = False  # the last operator, on whatever stream, was one of FSDP2's hooks
         self._prices = prices.setdefault(id(capture.signatures), {})
-        self._labels: dict[
-            tuple[int, int, int], tuple[str, bool, Priced]
-        ] = {}  # by operator, module, phase; whether hooked
+        # by operator, module, phase; whether hooked
+        self._labels: dict[tuple[int, int, int], tuple[str, bool, Priced]] = {}
         self._handled: dict[int, tuple[float, ...]] = {}  # by phase: a kernel's part of what the host does besides
         self._behind: dict[int, set[str]] = {}  # collectives that each stream has waited for, or that ran on it
         self._events: dict[int, set[str]] = {}

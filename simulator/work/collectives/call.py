@@ -35,12 +35,8 @@ _NIC_LEVELS: dict[str, PathType | None] = {
 }
 _PATTERNS: dict[str, Pattern] = {"all_to_all": "all_to_all", "send_recv": "send"}
 _PXN_SINCE = (2, 12)
-_READS_FROM = (
-    "ampere",
-    "ada",
-    "hopper",
-    "blackwell",
-)  # generations whose memory NCCL lets NICs read without NVLink too
+# generations whose memory NCCL lets NICs read without NVLink too
+_READS_FROM = ("ampere", "ada", "hopper", "blackwell")
 _FAR_LL128_FROM = ("hopper", "blackwell")  # NCCL sends LL128 by PXN and C2C from here on
 _TWO_SOCKETS_FROM = 8  # GPUs of a PCIe node from which it has two sockets, half of the GPUs on each
 _TCP = ("ethernet", "slingshot")  # kinds that NCCL reaches over TCP unless NICs or a plugin do RDMA

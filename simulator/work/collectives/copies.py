@@ -43,9 +43,8 @@ def copies(
     if curves.ideal_links:
         return CollectiveCost(latency_s=Fraction(0), link_bytes={call.links.port_link: num_bytes}), 0.0
     followed = follows(call, curves)
-    slow = (
-        max(1.0, followed.flow) if followed else 1.0
-    )  # links that slow NCCL slow copies; its speed says nothing of theirs
+    # links that slow NCCL slow copies; its speed says nothing of theirs
+    slow = max(1.0, followed.flow) if followed else 1.0
     seconds = slow * float(num_bytes) / (ENGINE_EFFICIENCY * call.port.bytes_per_s)
     capacity: Number = link_capacities(cluster, curves)[call.links.port_link]
     cost = CollectiveCost(

@@ -49,9 +49,8 @@ def latency_s(
 
 # How long the front of a broadcast or reduction takes to the end of its chain.
 _STEPS: Final = 8  # NCCL_STEPS, src/include/device.h
-_LL128_BYTES: Final = (
-    640 * 120 * 8 * 15 // 16
-)  # a step's data: threads, words a thread, lines of which 15 of 16 are data
+# a step's data: threads, words a thread, lines of which 15 of 16 are data
+_LL128_BYTES: Final = 640 * 120 * 8 * 15 // 16
 _CHAINS: Final = ("broadcast", "reduce")
 
 

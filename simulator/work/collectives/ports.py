@@ -130,6 +130,5 @@ def _pattern(kind: str) -> str:
 @lru_cache(maxsize=4096)
 def _found(wiring: Wiring, groups: tuple[Group, ...], pattern: str) -> Found:
     found: Found = getattr(wiring, pattern)(groups)
-    return replace(
-        found, bytes_per_s=float(f"{found.bytes_per_s:.9g}")
-    )  # a linear programme's last digits mean nothing
+    # a linear programme's last digits mean nothing
+    return replace(found, bytes_per_s=float(f"{found.bytes_per_s:.9g}"))

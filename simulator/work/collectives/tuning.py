@@ -22,9 +22,8 @@ from simulator.work.collectives.volumes import POINT_TO_POINT, Algorithm, Kind, 
 Protocol = Literal["ll", "ll128", "simple", "tcp"]  # tcp: gloo
 PROTOCOLS: tuple[Protocol, ...] = ("ll", "ll128", "simple")
 
-_NVLS_SHARE = (
-    32 / 45
-)  # of a port: 8 channels × 40 of 450 GB/s on H100, as printed by NCCL_DEBUG (NVIDIA/nccl issue 1197)
+# of a port: 8 channels × 40 of 450 GB/s on H100, as printed by NCCL_DEBUG (NVIDIA/nccl issue 1197)
+_NVLS_SHARE = 32 / 45
 _NVLS_CHANNEL_GB = (0.0, 0.0, 60.0, 90.0)  # fastest channel the search tries; one channel a GPU of the node
 _NVLS_MORE_THAN = 2  # NCCL sets NVLS up for more than two GPUs of a node only (src/transport/nvls.cc)
 # First releases that have an algorithm: NVLink SHARP 2.17, its tree over nodes 2.18, PAT 2.23

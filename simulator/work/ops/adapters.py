@@ -283,9 +283,8 @@ def _renormed(g: Graph, s: OpContext, name: str, y: Value, low: Value, shape: tu
     weight, out = n * k * s.element_bytes, g.value(f"{name}.renormed", y.numel, y.dtype)
     dtype = cast("Dtype", s.plan.peft.dtype or s.dtype)
     norms = g.value(f"{name}.norms", 2 * n, dtype)  # of rows, and the factors
-    factor = g.value(
-        f"{name}.factor", n, dtype
-    )  # less one, of the layer's own result: for its gradient, where it has one
+    # less one, of the layer's own result: for its gradient, where it has one
+    factor = g.value(f"{name}.factor", n, dtype)
     g.op(factor.name, inputs=(y,), grads=(), outputs=(factor,), saved=(factor,))
     return g.op(
         out.name,

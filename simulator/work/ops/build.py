@@ -88,9 +88,8 @@ def _ended(block: Block, *, lowest: bool) -> Iterator[Op]:
         else:
             ended = replace(op, backward=(), saved=(), grad_inputs=(), grad_aliases=(), grad_overwrites=(), views=(),
                            backward_temporary_bytes=0, parameter_numel=0, backward_exchanges=())  # fmt: skip
-        last = block.output in {
-            tensor.name for tensor in op.outputs
-        }  # what comes goes on as a gradient that nobody asks for
+        # what comes goes on as a gradient that nobody asks for
+        last = block.output in {tensor.name for tensor in op.outputs}
         yield replace(ended, grad_aliases=tuple({*ended.grad_aliases, block.input})) if last else ended
 
 

@@ -110,9 +110,8 @@ def _keys_and_values(g: Graph, s: OpContext, latent: Latent, kv: Value, rope: Va
         stream("join", size, kv.num_bytes, 2, numel=k.numel),
         stream("reduce", k.num_bytes // 3, shared),
     )
-    if (
-        s.stack.kernels.latent_rope == "in_place"
-    ):  # one kernel splits, turns and repeats; another sums the heads' parts back
+    # one kernel splits, turns and repeats; another sums the heads' parts back
+    if s.stack.kernels.latent_rope == "in_place":
         forward, backward = (
             (stream("copy", kv.num_bytes + shared, size),),
             (stream("copy", size, kv.num_bytes + shared),),

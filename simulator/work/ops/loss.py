@@ -25,9 +25,8 @@ _ROW_BYTES_FORWARD, _ROW_BYTES_BACKWARD = 12, 33
 
 def cross_entropy(g: Graph, s: OpContext, logits: Value) -> Value:
     """The mean loss, a scalar, of logits [T, V], and what the stack's training metrics make of the logits."""
-    own = (
-        s.model.bidirectional or s.model.num_classes
-    )  # labels are the tokens' own: nothing is shifted, or widened for it
+    # labels are the tokens' own: nothing is shifted, or widened for it
+    own = s.model.bidirectional or s.model.num_classes
     kind, kernels = s.stack.kernels.loss, dict.fromkeys(SHIFTED, _eager if own else _shifted)
     kernels |= {"eager": _eager, "fp32_eager": _eager, "fp32_in_place": _megatron_unfused}
     kernels |= {"fp32_beside": _beside, "in_place": _in_place}

@@ -18,14 +18,8 @@ from simulator.work.ops.op_context import OpContext
 
 MX_BLOCK: Final = 32  # elements that share a scale of one byte
 SQUARE: Final = 128  # elements, and of weights rows too, that share a scale of fp32 (arXiv 2412.19437, section 3.3.2)
-BEHIND_NORMS: Final = (
-    "qkv",
-    "gate_up",
-    "up",
-    "in_proj",
-    "q_up",
-    "kv_up",
-)  # products in one module with the norm they read
+# products in one module with the norm they read
+BEHIND_NORMS: Final = ("qkv", "gate_up", "up", "in_proj", "q_up", "kv_up")
 BY_TENSOR: Final = ("delayed", "tensorwise")  # one scale, so that a copy can be turned instead of cast again
 # Without a compiler, bytes an element read and written, and kernels: |x|, its maximum, x in fp32, times the scale, clamped, cast, and
 # four of the scale alone (torchao, float8/float8_utils.py, float8_tensor.py)
@@ -135,9 +129,8 @@ class Quantiser:
         if self._in_module:
             weight = (_turned(self._weight),) if self._gathered and self._turns_often else ()
             return (*self._of_gradient(), *weight, *((_turned(self._read),) if self._late else ()))
-        gradients = (self._one(self._written),) * (
-            2 if self._recipe in (*_BY_BLOCKS, "rowwise") else 1
-        )  # along rows and columns
+        # along rows and columns
+        gradients = (self._one(self._written),) * (2 if self._recipe in (*_BY_BLOCKS, "rowwise") else 1)
         return (*gradients, *self._of_weight(), *self._of_read())
 
     def _of_gradient(self) -> tuple[Kernel, ...]:

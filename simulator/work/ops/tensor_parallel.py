@@ -42,16 +42,8 @@ Kind = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Split = Literal["columns", "rows", "none"]
 
 
-FED: Final = (
-    "q",
-    "k",
-    "v",
-    "qkv",
-    "gate",
-    "up",
-    "gate_up",
-    "in_proj",
-)  # products that read what a region gathers as it enters
+# products that read what a region gathers as it enters
+FED: Final = ("q", "k", "v", "qkv", "gate", "up", "gate_up", "in_proj")
 # Parts of a product beside its reduce-scatter: num_splits of initialize_ub, and of the recipes' overlap configs
 _SPLITS: Final = 4
 
@@ -95,9 +87,8 @@ def _gather(
     in_pieces = bool(feeds) and s.gathers_in_pieces
     copied = 0 if in_pieces else _copied_bytes(s, full)
     scattered = x.num_bytes * s.plan.tp if backward_exchanges else 0
-    late = _copies(
-        _copied_bytes(s, full) if in_pieces else 0
-    )  # for the weights' gradients, whose other factor is in order
+    # for the weights' gradients, whose other factor is in order
+    late = _copies(_copied_bytes(s, full) if in_pieces else 0)
     before = (stream("cast", 2 * x.num_bytes, x.numel, 2),) if narrow else ()
     staged = _copies(full.num_bytes // s.plan.tp if in_pieces else 0)  # where the others read it
     gathered = exchange("all_gather", full.num_bytes, len(before) + len(staged))

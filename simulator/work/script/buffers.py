@@ -92,9 +92,8 @@ class Buffers:
 
     def temporaries(self, numels: Sequence[int]) -> None:
         """Square roots of the second momenta: a group's at once (foreach), two of one parameter (loop), none (fused)."""
-        if (
-            self.plan.deepspeed.one_bit.kind == "lamb"
-        ):  # the moments before the step, which tell the gradient that was summed
+        # the moments before the step, which tell the gradient that was summed
+        if self.plan.deepspeed.one_bit.kind == "lamb":
             self.storages.free(self.storages.alloc(4 * sum(numels), "temporaries"))
         on_host = self.plan.offload.optimizer != "none"
         if OPTIMIZERS[self.plan.optimizer.kind].matrices or self.plan.optimizer.kind == "adafactor":

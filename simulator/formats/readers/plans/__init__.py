@@ -166,9 +166,8 @@ def _detect_json(text: str, file: str) -> str:
     if "peft_type" in keys:
         raise PlanError.at(file, "is peft's adapter_config.json, which holds no plan", f"--recipe {file}")
     tuning = next((form for form, own in _TUNING.items() if keys & own), None)
-    return tuning or (
-        "torchtitan" if keys & _TORCHTITAN and not keys & _DEEPSPEED else "deepspeed"
-    )  # whose reader says what is wrong
+    # whose reader says what is wrong
+    return tuning or ("torchtitan" if keys & _TORCHTITAN and not keys & _DEEPSPEED else "deepspeed")
 
 
 def _quietly(load: Any, text: str) -> object:  # noqa: ANN401  json.loads or tomllib.loads

@@ -195,9 +195,8 @@ def deepspeed_file(
     total = inner.integer("train_batch_size") if entries.get("train_batch_size", _NONE).value != AUTO else None
     inner.sort_rest(options_of("deepspeed"))
     wanted = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16", "no": "fp32"}.get(mixed or "")
-    for dtype in (
-        ("bf16", "fp16") if mixed else ()
-    ):  # a missing or auto one is filled in (DeepSpeedPlugin.set_mixed_precision)
+    # a missing or auto one is filled in (DeepSpeedPlugin.set_mixed_precision)
+    for dtype in ("bf16", "fp16") if mixed else ():
         stated = str(inner.entries.get(f"{dtype}.enabled", _NONE).value).lower()
         if stated == str(dtype != wanted).lower():
             problem = f"{mixed} contradicts {path}, whose {dtype}.enabled is {stated}"

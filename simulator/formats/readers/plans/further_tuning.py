@@ -164,9 +164,8 @@ def read_xtuner(stated: Stated) -> Draft:
     trainer.kernels(job)
     if r.flag("use_triton_kernel"):
         job.change("use_triton_kernel", norm="fused", norm_dtype="compute")
-    kind = (
-        r.text("model.type") or "SupervisedFinetune"
-    )  # model/dpo.py, orpo.py: pairs; llava.py, internvl.py, reward.py: others
+    # model/dpo.py, orpo.py: pairs; llava.py, internvl.py, reward.py: others
+    kind = r.text("model.type") or "SupervisedFinetune"
     if kind in ("DPO", "ORPO"):
         pairs(job, "model.type", alone=kind == "ORPO")
     elif kind != "SupervisedFinetune":

@@ -22,17 +22,8 @@ _SIGNS: Final = {
     "--micro-batch-size", "--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length",
     "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--global-batch-size",
 }  # fmt: skip
-_PRINTS: Final = {
-    "echo",
-    "printf",
-    "cat",
-    "tee",
-    "logger",
-    "export",
-    "declare",
-    "local",
-    "readonly",
-}  # what never trains
+# what never trains
+_PRINTS: Final = {"echo", "printf", "cat", "tee", "logger", "export", "declare", "local", "readonly"}
 _MAX_SOURCED: Final = 2**20
 
 

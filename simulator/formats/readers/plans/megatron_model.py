@@ -147,9 +147,8 @@ def _experts(r: Reading, data: dict[str, Any]) -> None:
     latent = r.integer("--moe-latent-size")
     score = r.choice("--moe-router-score-function", ("softmax", "sigmoid"))
     dtype = r.choice("--moe-router-dtype", ("fp32", "fp64"))
-    deepspeed = (
-        "--deepspeed" in r
-    )  # --expert-interval is 2 and --topk 1 unless given, and the gate is in fp32 (TopKGate)
+    # --expert-interval is 2 and --topk 1 unless given, and the gate is in fp32 (TopKGate)
+    deepspeed = "--deepspeed" in r
     frequency = r.text("--moe-layer-freq") or ("2" if deepspeed else "1")
     further = r.integer("--mtp-num-layers", least=0)
     if further:

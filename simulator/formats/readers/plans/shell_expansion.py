@@ -21,9 +21,8 @@ _MAX_UNKNOWN: Final = 6000
 _MOST_TRIMMED: Final = 4096  # characters of a value that a pattern is tried on
 
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
-PLACEHOLDER: Final = re.compile(
-    r"<[A-Za-z](?:[^<>\n|;&]*[^\s<>|;&])?>(?=[\s\"')\\,:/]|$)"
-)  # <PATH TO DATA>: a reader fills it in
+# <PATH TO DATA>: a reader fills it in
+PLACEHOLDER: Final = re.compile(r"<[A-Za-z](?:[^<>\n|;&]*[^\s<>|;&])?>(?=[\s\"')\\,:/]|$)")
 _ALL: Final = re.compile(r'"\$(@|\{@\}|\{\w+\[@\]\})"')  # no word at all where there are no elements
 _CASE: Final = re.compile(r"(?<![\w-])(case|esac)(?![\w-])")
 _SPECIAL: Final = re.compile(r"[0-9@*#?$!-]")

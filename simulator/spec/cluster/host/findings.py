@@ -117,9 +117,8 @@ def _hidden(host: Host, found: Sequence[Island]) -> Iterator[Finding]:
     to_cards = {str(host.path(g.name, c.name)) for g in host.gpus for c in host.nics}
     if to_cards == {"PHB"} and len(host.gpus) >= _MANY <= len(host.nics):
         yield Finding("hidden", "every card is PHB from every GPU: a virtual machine that hides the PCIe tree")
-    complete = (
-        len(found) == 1 and found[0].shape == "switch" and host.format != "cluster file"
-    )  # which says the domain's size
+    # which says the domain's size
+    complete = len(found) == 1 and found[0].shape == "switch" and host.format != "cluster file"
     if complete and 1 < len(host.gpus) <= 4:
         text = f"{len(host.gpus)} GPUs on an NVSwitch: a rack's domain (72 of an NVL72) is larger than its trays show"
         yield Finding("hidden", text)
