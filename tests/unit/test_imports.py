@@ -17,7 +17,12 @@ BY_STRING = {"import_module", "__import__", "exec", "runpy"}
 
 # They run what the command line names (a program that is not ours), stand in the place of an import that such a program makes, and
 # do what `python -m` would
-ALLOWED = {"validate.capture.child", "validate.capture.triton_absent", "validate.rehearse.forked"}
+ALLOWED = {
+    "validate.capture.child",
+    "validate.capture.path",
+    "validate.capture.triton_absent",
+    "validate.rehearse.forked",
+}
 
 
 @cache

@@ -97,7 +97,7 @@ class ForkedPopen:
         pass_fds: Collection[int] = (),
         **_unused: object,
     ) -> None:
-        module, *arguments = command[2:]
+        module, *arguments = command[command.index("-m") + 1 :]
         stdin, self._stdin = os.pipe()
         self._stderr, stderr = os.pipe()
         null = os.open(os.devnull, os.O_WRONLY)

@@ -17,19 +17,11 @@ from typing import TYPE_CHECKING, Final
 from simulator.base.errors import Fault, InputError
 from simulator.base.presets import facts
 from simulator.base.schema import nearest
+from simulator.spec.software.nccl.names import ALGORITHMS, FUNCTIONS, PROTOCOLS
 
 if TYPE_CHECKING:
     from simulator.spec.software.nccl.tuner import TunerRule
 
-ALGORITHMS: Final = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
-PROTOCOLS: Final = ("ll", "ll128", "simple")
-FUNCTIONS: Final = {
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "allreduce": "all_reduce",
-}
 LEVELS: Final = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")  # near to far
 _OLD_LEVELS: Final = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
 DEFAULT_BUFFER_BYTES: Final = 4 * 2**20

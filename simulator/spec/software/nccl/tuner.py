@@ -14,7 +14,7 @@ from typing import Final
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import read_text
 from simulator.base.units import whole
-from simulator.spec.software.nccl.environment import FUNCTIONS, PROTOCOLS
+from simulator.spec.software.nccl.names import FUNCTIONS, PROTOCOLS
 
 # NCCL_ALGO's, with underscores between their words
 _ALGORITHMS: Final = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
