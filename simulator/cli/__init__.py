@@ -116,6 +116,8 @@ class Verbs(click.Group):
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name != "doctor":  # which tells of it
+            _load_validate()
         return _command(cmd_name)
 
     @override
@@ -207,6 +209,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.INTERRUPTED
     except SystemExit as exc:  # click's answers to a shell that asks for completions, and to a broken pipe
         return ExitCode.READER_LEFT if exc.code else ExitCode.OK
+
+
+def _load_validate() -> None:
+    """Our package of that name, before another one on a user's PYTHONPATH: many a repository has a validate.py."""
+    places = sys.path[:]
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    import validate  # noqa: F401
+
+    sys.path[:] = places
 
 
 @contextlib.contextmanager

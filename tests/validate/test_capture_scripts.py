@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -580,27 +581,30 @@ while True:
 }
 
 
+def captured_alone(folder: Path, script: str, **variables: str) -> None:
+    """In a process of its own, as from a shell."""
+    command = [sys.executable, "-P", "-m", "simulator.cli", "capture", script, "--ranks", "2", "-o", "step.capture.gz"]
+    ended = subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, check=False)
+    assert ended.returncode == ExitCode.OK, ended.stderr
+    found = read_capture(folder / "step.capture.gz")
+    assert [one for one in found.events[found.steady :] if one[0] == Kind.COLLECTIVE]
+
+
 def test_a_repository_may_have_modules_of_our_names(tmp_path: Path) -> None:
-    """What it imports is its own, what this project imports stays this project's; in processes of their own, as from a shell."""
+    """What the program imports is its own, what this project imports stays this project's."""
     for name, text in OWN_NAMES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "simulator.cli",
-        "capture",
-        "train.py",
-        "--ranks",
-        "2",
-        "-o",
-        "step.capture.gz",
-    ]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
-    assert ended.returncode == ExitCode.OK, ended.stderr
-    found = read_capture(tmp_path / "step.capture.gz")
-    assert [one for one in found.events[found.steady :] if one[0] == Kind.COLLECTIVE]
+    captured_alone(tmp_path, "train.py")
+
+
+def test_a_validate_of_ones_own_may_lie_on_the_path(tmp_path: Path) -> None:
+    """There a script in a folder of its own finds it."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "validate.py").write_text("def evaluate():\n    return 3\n")
+    text = OWN_NAMES["train.py"].replace("    import simulator\n\n", "").replace(" and simulator.WORTH == 1", "")
+    (tmp_path / "scripts" / "train.py").write_text(text)
+    captured_alone(tmp_path, "scripts/train.py", PYTHONPATH=str(tmp_path))
 
 
 def test_a_process_that_ends_itself_before_the_step_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,12 +20,18 @@ _FILES = tuple(f"{_HOME / name}{os.sep}" for name in _OURS)
 
 
 def begin_at(folder: Path) -> None:
-    """Look for modules in this folder first, as Python does for a script in it."""
-    sys.path.insert(0, str(folder))
-    if folder != _HOME:
-        taken = tuple(name for name in _OURS if PathFinder.find_spec(name, [str(folder)]))
-        if taken:
-            _keep_apart(taken)
+    """Look for modules in this folder first, as Python does for a script in it, then on PYTHONPATH; our own home comes last."""
+    home = str(_HOME)
+    sys.path[:] = [str(folder), *(place for place in sys.path if place != home), home]
+    taken = tuple(name for name in _OURS if not _is_ours(name))
+    if taken:
+        _keep_apart(taken)
+
+
+def _is_ours(name: str) -> bool:
+    spec = PathFinder.find_spec(name)
+    places = (spec.origin, *(spec.submodule_search_locations or ())) if spec is not None else ()
+    return any(f"{place}{os.sep}".startswith(_FILES) for place in places)
 
 
 def _keep_apart(taken: tuple[str, ...]) -> None:
