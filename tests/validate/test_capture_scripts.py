@@ -581,13 +581,13 @@ while True:
 }
 
 
-def captured_alone(folder: Path, script: str, **variables: str) -> None:
-    """In a process of its own, as from a shell."""
+def collectives_alone(folder: Path, script: str, **variables: str) -> int:
+    """Of the step of a script that is captured in a process of its own, as from a shell."""
     command = [sys.executable, "-P", "-m", "simulator.cli", "capture", script, "--ranks", "2", "-o", "step.capture.gz"]
     ended = subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, check=False)
     assert ended.returncode == ExitCode.OK, ended.stderr
     found = read_capture(folder / "step.capture.gz")
-    assert [one for one in found.events[found.steady :] if one[0] == Kind.COLLECTIVE]
+    return sum(one[0] == Kind.COLLECTIVE for one in found.events[found.steady :])
 
 
 def test_a_repository_may_have_modules_of_our_names(tmp_path: Path) -> None:
@@ -595,7 +595,7 @@ def test_a_repository_may_have_modules_of_our_names(tmp_path: Path) -> None:
     for name, text in OWN_NAMES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    captured_alone(tmp_path, "train.py")
+    assert collectives_alone(tmp_path, "train.py") == 2  # one unit is gathered once, its gradients reduced once
 
 
 def test_a_validate_of_ones_own_may_lie_on_the_path(tmp_path: Path) -> None:
@@ -604,7 +604,7 @@ def test_a_validate_of_ones_own_may_lie_on_the_path(tmp_path: Path) -> None:
     (tmp_path / "validate.py").write_text("def evaluate():\n    return 3\n")
     text = OWN_NAMES["train.py"].replace("    import simulator\n\n", "").replace(" and simulator.WORTH == 1", "")
     (tmp_path / "scripts" / "train.py").write_text(text)
-    captured_alone(tmp_path, "scripts/train.py", PYTHONPATH=str(tmp_path))
+    assert collectives_alone(tmp_path, "scripts/train.py", PYTHONPATH=str(tmp_path)) == 2
 
 
 def test_a_process_that_ends_itself_before_the_step_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
