@@ -206,6 +206,7 @@ def test_transformers_has_as_many_tiles_tokens_and_flop(kind: str, side: int, tm
     ("idefics3", {"vision_config": {"image_size": 0, "size": {"longest_edge": 9}}}, "vision_config: size.longest_edge: is not"),
     ("idefics3", {"scale_factor": "two"}, "config.json: scale_factor: 'two' is not a positive integer"),
     ("idefics3", {"vision_config": {"size": {"longest_edge": "wide"}}}, "vision_config: size.longest_edge"),
+    ("llava_next", {"vision_config": {"model_type": "clip_vision_model", "num_attention_heads": 7}}, "config.json: vision_config: d_model .* is not a multiple of num_heads 7"),
 ])  # fmt: skip
 def test_a_tower_in_tiles_that_is_none_of_these_is_refused(
     kind: str, keys: dict[str, Any], words: str, tmp_path: Path

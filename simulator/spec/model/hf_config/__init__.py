@@ -21,6 +21,7 @@ from simulator.base.schema import read_json, read_toml, unreadable
 from simulator.spec.model.files import MAX_FILE_BYTES, PRESETS, model_fields, preset_names
 from simulator.spec.model.hf_config.families import Family, families_by_file, family, family_names, key_facts
 from simulator.spec.model.hf_config.keys import Keys
+from simulator.spec.model.tower import Tower
 
 Fields = dict[str, Any]
 
@@ -62,6 +63,7 @@ def _tower_fields(data: Mapping[str, Any], place: str) -> dict[str, Any] | None:
     found = keys.fields()
     faults = (replace(one, place=one.place.replace(f"{place}: whole.", f"{file}: ")) for one in keys.faults)
     ModelError.raise_for(list(dict.fromkeys(faults)))
+    Tower.parse(found, place, ModelError)
     return found
 
 
