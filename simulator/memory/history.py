@@ -118,21 +118,24 @@ def write_history(  # noqa: PLR0913  what a history hangs on
 
 def script_history(
     script: Iterable[Instruction],
-    before: Iterable[Sequence[int]] = (),
+    before: Sequence[Sequence[int]] = (),
     categories: Mapping[int, str] = MappingProxyType({}),
-    workspaces: Iterable[int] = (),
+    workspaces: Iterable[tuple[int, int]] = (),
 ) -> History:
     """The storages of a script written op by op, one steady step; moments are its launches and collectives.
 
-    before: storages of what ran until then, as a capture's events, and the categories of these. workspaces: bytes that
-    libraries hold throughout.
+    before: storages of what ran until then, as a capture's events, and the categories of these. workspaces: (how many of
+    these precede it, bytes that a library holds from there on).
     """
     writer, slots = Writer(), dict[Hashable, int]()
     writer.at("before", 0, "", "start")
-    for size in workspaces:
-        writer.alloc(size, "workspaces")
     tags = {storage: TAG[name] for storage, name in categories.items()}
-    _write(writer, slots, [Storages([*before])], tags)
+    begin = 0
+    for end, size in sorted(workspaces):
+        _write(writer, slots, [Storages([*before[begin:end]])], tags)
+        writer.alloc(size, "workspaces")
+        begin = end
+    _write(writer, slots, [Storages([*before[begin:]])], tags)
     steady = len(writer.events)
     writer.at("step", 0, "", "start")
     _write(writer, slots, script, tags)
