@@ -272,9 +272,7 @@ def _promising(search: _Search, frontier: Iterable[_Candidate]) -> list[_Candida
     if not search.effects:
         return list(children.values())
     may = [c for c in children.values() if search.fits(c, _SLACK)]
-    if may:
-        return sorted(may, key=lambda c: c.rank)[:_WIDTH]
-    return sorted(children.values(), key=lambda c: c.figures.live)[:_WIDTH]
+    return sorted(may or children.values(), key=lambda c: c.rank if may else c.figures.live)[:_WIDTH]
 
 
 def _child(search: _Search, parent: _Candidate, change: Change) -> _Candidate | None:
@@ -343,8 +341,7 @@ def _proof(search: _Search, candidate: _Candidate, cost_before: float) -> Remedy
 
 def _pools(plan: Plan) -> list[AllocatorSettings | None]:
     """The plan's own pool; where it asks for none, PyTorch's as it is, and with expandable segments."""
-    settings: list[AllocatorSettings | None] = [None]
-    return settings if asks_for_pool(plan) else [AllocatorSettings(expandable_segments=on) for on in (False, True)]
+    return [None] if asks_for_pool(plan) else [AllocatorSettings(expandable_segments=on) for on in (False, True)]
 
 
 def _remedy(change: Change, plan: Plan, memory: MemoryUse, step_s: float, cost_before: float) -> Remedy:
