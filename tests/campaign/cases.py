@@ -113,7 +113,7 @@ def _called(case: Seed, folder: Path) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a campaign in the background has it ignored
     os.environ["HOME"] = str(folder.with_suffix(".home"))  # what is kept there goes with the case
     if "ui" in case.argv[:1]:
-        threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=_interrupt, args=(folder.with_suffix(".out"),), daemon=True).start()
     if not case.alone:
         _without_network()
     sys.argv = ["shardwise", *case.argv]
@@ -127,6 +127,14 @@ def _called(case: Seed, folder: Path) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def _interrupt(out: Path) -> None:
+    """Ctrl-C, once the address stands there; a command that is refused has ended before."""
+    while not out.read_bytes().startswith(b"http"):
+        time.sleep(0.02)
+    time.sleep(0.1)  # it serves
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 @cache
