@@ -102,8 +102,7 @@ def command(
             placed = (_at_variant(fault, name) if name in variants else fault for fault in exc.faults)
             faults += [fault for fault in dict.fromkeys(placed) if fault not in faults]
     InputError.raise_for(faults)
-    count = len(subjects)  # and of each what limits it, as many plays as it usually takes
-    with told(f"{count} plans", {MEMORY: count, PLAY: 10 * count}):
+    with told(f"{len(subjects)} plans", {MEMORY: len(subjects), PLAY: 10 * len(subjects)}):  # also of what limits each
         comparison = compare(subjects, ablate=not no_ablations, run_tokens=tokens, count=options["telemetry"])
     print_answer("compare", comparison.as_json, lambda: render(comparison), width=WIDTH)
     if plot is not None:

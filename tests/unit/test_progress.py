@@ -62,7 +62,8 @@ def test_a_search_of_servers_says_how_long_each_of_its_steps_takes(
 def test_a_search_says_how_long_survey_and_budget_take(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     line = _ProgressLine()
     told = [
-        (0, Progress("listing", 256, None)),
+        (0, Progress("listing", 128, None, spent=0.5)),
+        (0, Progress("listing", 256, None, spent=1.0)),
         (2, Progress("scouting", 3, 3)),
         (8, Progress("survey", 10, 40)),  # 8 s for a quarter: 24 s
         (6, Progress("simulation", 1, None, spent=0.0)),
@@ -81,6 +82,13 @@ def test_a_search_says_how_long_survey_and_budget_take(clock: list[float], capsy
     clock[0] += 40
     line(Progress("simulation", 5, None, best=1.5, spent=0.1))
     assert capsys.readouterr().err == "simulation of 5 plans, best 1.5, 126 s, some 360 s left\n"
+    for share in (0.1, 0.4):
+        clock[0] += 30
+        line(Progress("listing", 2560, None, spent=share))  # of the next search: 60 s for four tenths
+    assert capsys.readouterr().err.splitlines()[-1] == "listing of 2,560 branches, 186 s, some 90 s of it left"
+    clock[0] += 30
+    line(Progress("scouting", 1, 3))
+    assert capsys.readouterr().err == "scouting of 1 of 3 branches, 216 s\n"
 
 
 def test_quick_work_leaves_no_line_in_a_log(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
