@@ -109,7 +109,7 @@ def mapped(run: Callable[[ItemT], FoundT], items: Sequence[ItemT], jobs: int, ch
         yield from map(run, items)
         return
     with WorkerPool(jobs) as workers:
-        yield from workers.mapped(run, items, chunk)
+        yield from workers.mapped(run, items, min(chunk, max(1, len(items) // (4 * jobs))))  # few are told one by one
 
 
 def _each(run: Callable[[ItemT], FoundT], items: Sequence[ItemT]) -> list[FoundT]:

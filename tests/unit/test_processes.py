@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,20 @@ def test_a_pool_that_may_not_have_its_processes_is_refused_at_once(
     monkeypatch.setattr("simulator.cli.explore.explored", lambda *_: limited(threading.current_thread()))
     assert main(["explore", "--model", "gpt2", "--cluster", "hgx-h100-8", *varied]) == 5
     assert capsys.readouterr().err == "shardwise: no more processes and threads may be started (ulimit -u)\n"
+
+
+def test_a_few_long_items_are_answered_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of nine, eight came together: their progress was told after minutes."""
+    chunks: list[int] = []
+
+    def noted(_: WorkerPool, run: Callable[[int], int], items: Sequence[int], chunk: int) -> Iterator[int]:
+        chunks.append(chunk)
+        return map(run, items)
+
+    monkeypatch.setattr(WorkerPool, "mapped", noted)
+    monkeypatch.setattr(WorkerPool, "__init__", lambda *_: None)
+    monkeypatch.setattr(WorkerPool, "__exit__", lambda *_: None)
+    assert list(mapped(abs, range(-9, 0), jobs=2)) == [*range(9, 0, -1)]
+    assert len(list(mapped(abs, range(1000), jobs=2))) == 1000
+    assert list(mapped(abs, range(8), jobs=2)) == [*range(8)]  # here
+    assert chunks == [1, 8]
