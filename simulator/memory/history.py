@@ -10,6 +10,7 @@ from itertools import pairwise
 from operator import itemgetter
 from types import MappingProxyType
 
+from simulator.base.progress import MEMORY, PLAYED, reported
 from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator
 from simulator.memory.allocator.blocks import MIN_BLOCK_BYTES, SMALL_BYTES
 from simulator.memory.offloading import saved_bytes
@@ -213,7 +214,7 @@ def step_reserved_bytes(
     play = partial(_played_usually, merged=list[Block]()) if usual else played
     blocks: dict[int, Block] = {}
     reserved: list[int] = []
-    for start, end in pairwise([0, *history.bounds]):
+    for start, end in reported([*pairwise([0, *history.bounds])], 3 * PLAYED, MEMORY):
         play(history.events[start:end], allocator, blocks)
         if not reserved and at_steady is not None:
             at_steady()

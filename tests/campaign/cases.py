@@ -31,7 +31,7 @@ CODES: Final = frozenset({0, 1, 2, 3, 4, 5, 130, 141})
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _ASKING: Final = {"socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "urllib.Request"}  # fmt: skip
 _AT_WORK: Final = re.compile(
-    rb"^(?:[\d,]+ of [\d,]+ |\w+: [\d,]+ of [\d,]+ |shardwise: playing |memory of [\d,]+ layers, |.*(?:survey|simulation) of ).* left$",
+    rb"^(?:[\d,]+ of [\d,]+ |\w+: [\d,]+ of [\d,]+ |shardwise: (?:playing|memory of|writing) |memory of [\d,]+ layers, |.*(?:listing|survey|simulation) of ).* left$",
     re.MULTILINE,
 )  # it was asked for much, and says how long it takes
 _WARNED: Final = re.compile(rb"^\S+\.py:\d+: \w*Warning: ", re.MULTILINE)
