@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from simulator import Cluster, Model, Plan, predict
+from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
 from simulator.spec.plan.traits import implementation_names, traits_of
 
 STAGES = [(name, zero) for name in implementation_names() for zero in traits_of(name).zero_stages]
+
+SAID = ("step_s", "low_s", "high_s", "memory")
 
 
 @pytest.mark.parametrize(("name", "zero"), STAGES)
@@ -35,9 +38,37 @@ def test_an_exported_study_makes_the_same_answer(
     file = str(tmp_path / "study.toml")
     assert main(["export", "--to", "toml", "-o", file, *_small(name, zero), *stack]) == 0
     again = _told(capsys, "predict", file)
-    assert [again[key] for key in ("step_s", "low_s", "high_s", "memory")] == [
-        told[key] for key in ("step_s", "low_s", "high_s", "memory")
-    ]
+    assert [again[key] for key in SAID] == [told[key] for key in SAID]
+
+
+@pytest.mark.parametrize(
+    ("study", "more", "lost"),
+    [
+        ('calibration = "ideal"', "--cluster hgx-h100-8", ""),
+        ('calibration = "datasheet"', "--cluster hgx-h100-8 --nodes 2", ""),
+        ("", "--gpus 4xh100", ""),
+        ("", "--gpus 128xa100", ""),
+        ("", "--cluster hgx-h100-8 --nodes 2 --set link.inter.bytes_per_s=10GB/s", "cluster"),
+        ("", "--cluster hgx-h100-8 --set device.memory_bytes=40GB", "cluster"),
+        ("", "--cluster hgx-h100-8 --set model.num_layers=2", "model"),
+        ("", "--cluster hgx-h100-8 --set stack.kernels.loss=fused_linear", "stack"),
+        ("", "--cluster hgx-h100-8 --set checkpoint.mode=sharded", "[checkpoint]"),
+    ],
+)
+def test_an_exported_study_says_all_or_what_it_does_not(
+    study: str, more: str, lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, file = tmp_path / "given.toml", tmp_path / "study.toml"
+    given.write_text(f'model = "gpt2"\n{study}\n')
+    assert main(["export", str(given), "--to", "toml", "-o", str(file), *more.split()]) == 0
+    notes = capsys.readouterr().err
+    assert f"no name for it: {lost}\n" in notes if lost else "not in the file" not in notes
+    if lost in ("cluster", "model"):
+        assert main(["predict", str(file)]) == ExitCode.BAD_INPUT
+    elif not lost:
+        again = _told(capsys, "predict", str(file))
+        told = _told(capsys, "predict", str(given), *more.split())
+        assert [again[key] for key in SAID] == [told[key] for key in SAID]
 
 
 def test_a_search_s_row_names_the_software_that_its_plan_would_not_run(capsys: pytest.CaptureFixture[str]) -> None:
