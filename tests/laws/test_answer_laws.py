@@ -89,3 +89,13 @@ def _told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     main([*words, "--json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
+
+
+@pytest.mark.parametrize("key", ["link.inter.latency_s", "cluster.intra.latency_s"])
+def test_a_setting_that_enters_no_time_says_so(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    two = (*_small("fsdp2", 3), "--nodes", "2")
+    plain, slow = _told(capsys, "predict", *two), _told(capsys, "predict", *two, "--set", f"{key}=1ms")
+    assert slow["step_s"] == plain["step_s"]
+    assert [one["detail"] for one in slow["sources"] if one["what"] == key and "without effect" in one["detail"]]
+    waiting = _told(capsys, "predict", *two, "--set", "cluster.fabric.wait=100")  # which it names instead
+    assert waiting["step_s"] > 2 * plain["step_s"]
