@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def command(  # noqa: PLR0913  one an option
         raise click.UsageError("--hosts, --topology and --placement are the launch kit's: --to launch-kit")
     head = head_of(loaded)
     written = export_plan(job_of(loaded), form, head)
-    _tell_what_is_apart(loaded, written, _unwritten(loaded, head) if form == "toml" else ())
+    _tell_what_is_apart(loaded, written, head)
     text = json.dumps(_report(written), indent=2, ensure_ascii=False) + "\n" if as_json else written.text
     if out is None:
         click.echo(text, nl=False)
@@ -90,9 +90,12 @@ def command(  # noqa: PLR0913  one an option
     return ExitCode.OK
 
 
-def _tell_what_is_apart(study: Study, written: Export, unnamed: Iterable[str]) -> None:
-    if lost := ", ".join(unnamed):
-        print_status(f"shardwise: not in the file, which has no name for it: {lost}")
+def _tell_what_is_apart(study: Study, written: Export, head: Mapping[str, object]) -> None:
+    given = {"model": study.model, "cluster": study.cluster, "calibration": study.calibration}
+    lost = [name for name, one in (given | {"[checkpoint]": study.checkpoint}).items() if one and name not in head]
+    lost += ["stack"] if study.stack not in (None, Stack.of(study.plan)) else []
+    if lost and written.format == "toml":
+        print_status(f"shardwise: not in the file, which has no name for it: {', '.join(lost)}")
     for name, value in written.beside.items():
         text = str(value).lower() if isinstance(value, bool) else value
         print_status(f"shardwise: not in the file, for the training script: {name} = {text}")
@@ -149,29 +152,19 @@ def _chakra_files(study: Study, *, all_ranks: bool) -> dict[str, bytes]:
 
 def head_of(study: Study) -> dict[str, str | int]:
     """Names for our own file, of what a reader finds by them: not of what a file gave or --set has changed."""
-    nodes, whole = study.cluster.num_nodes, study.cluster.model_copy(update={"seats": ()})
-    found: dict[str, str | int] = {}
+    found, whole = dict[str, str | int](), study.cluster.model_copy(update={"seats": ()})
     if study.model.name in preset_names() and Model.load(study.model.name) == study.model:
         found["model"] = study.model.name
     for name in (whole.name, f"{whole.num_devices}x{whole.device.name}"):  # of --gpus
         with suppress(InputError):
-            found |= {"cluster": name} if "cluster" not in found and Cluster.load(name, nodes) == whole else {}
-    found["nodes"] = nodes
+            found |= (
+                {"cluster": name} if "cluster" not in found and Cluster.load(name, whole.num_nodes) == whole else {}
+            )
+    found["nodes"] = whole.num_nodes
     with suppress(InputError):
         name = study.calibration.name.partition(":")[0] if study.calibration is not None else ""  # datasheet:h100-sxm
         found |= {"calibration": name} if name and calibration_named(name, whole) == study.calibration else {}
     return found
-
-
-def _unwritten(study: Study, head: Mapping[str, object]) -> Iterator[str]:
-    """What our own file does not say of a study that its answer follows from."""
-    yield from (name for name in ("model", "cluster") if name not in head)
-    if study.calibration is not None and "calibration" not in head:
-        yield "calibration"
-    if study.stack is not None and study.stack != Stack.of(study.plan):
-        yield "stack"
-    if study.checkpoint is not None:
-        yield "[checkpoint]"
 
 
 def _report(written: Export) -> dict[str, Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
-from typing_extensions import override
 
 from simulator.base.kernels import Dtype
 from simulator.base.presets import facts
@@ -289,11 +288,6 @@ class Plan(Nested):
     def software(self) -> str:
         """The stack that runs: as named, else of the implementation's layers, which are torch's or fused by hand."""
         return FUSED_STACK if self.traits.core_layers and "stack" not in self.model_fields_set else self.stack
-
-    @override
-    def changed_fields(self) -> dict[str, Any]:
-        found = super().changed_fields()  # without the usual stack, but there another would run
-        return found | {"stack": self.stack} if self.traits.core_layers and self.software == self.stack else found
 
     @property
     def adapters_apart(self) -> bool:
