@@ -79,6 +79,21 @@ def test_a_search_s_row_names_the_software_that_its_plan_would_not_run(capsys: p
     assert again.step_s == row["step_s"]
 
 
+@pytest.mark.parametrize("peft", ["none", "lora", "qlora"])
+def test_a_search_over_two_values_finds_the_better_of_two_searches(
+    peft: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Layers below adapters have a backward only where activations are recomputed: plans with and without share no blocks."""
+    fixed = [f"--fix={field}" for field in ("data_parallel=fsdp2", "pp=1", "tp=1", "cp=1,2", f"peft={peft}")]
+    shape = ("--model", "llama3.2-1b", "--cluster", "dgx-a100-80-8", "--global-batch", "16", "--seq-len", "2048")
+    given = (*shape, "--jobs", "1", "--stack", "torch-2.6-eager", *fixed)
+    none, full, both = (
+        _told(capsys, "search", *given, f"--fix=recompute={modes}")["plans"][0]["step_s"]
+        for modes in ("none", "full", "none,full")
+    )
+    assert both == min(none, full) < full
+
+
 def _small(name: str, zero: int) -> tuple[str, ...]:
     model = ("--model", "gpt2", "--cluster", "hgx-h100-8", "--seq-len", "512")
     return (*model, "--data-parallel", name, "--zero", str(zero))
