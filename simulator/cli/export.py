@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from simulator.cli.options import input_options, placement_option, print_status,
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.formats.exchange import FORMATS, Export, Job, export_plan
 from simulator.formats.study import Study
+from simulator.formats.study.loading import calibration_named
+from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.model.files import preset_names
 from simulator.spec.software.stack import Stack
@@ -74,12 +78,9 @@ def command(  # noqa: PLR0913  one an option
         return _write_kit(loaded, out, hosts, topology, Path(placement) if placement is not None else None)
     if hosts is not None or topology is not None or placement is not None:
         raise click.UsageError("--hosts, --topology and --placement are the launch kit's: --to launch-kit")
-    written = export_plan(job_of(loaded), form, head_of(loaded))
-    for name, value in written.beside.items():
-        text = str(value).lower() if isinstance(value, bool) else value
-        print_status(f"shardwise: not in the file, for the training script: {name} = {text}")
-    if loaded.cluster.seats:
-        print_status("shardwise: not in the file: the GPU of each rank; --to launch-kit writes it")
+    head = head_of(loaded)
+    written = export_plan(job_of(loaded), form, head)
+    _tell_what_is_apart(loaded, written, head)
     text = json.dumps(_report(written), indent=2, ensure_ascii=False) + "\n" if as_json else written.text
     if out is None:
         click.echo(text, nl=False)
@@ -87,6 +88,19 @@ def command(  # noqa: PLR0913  one an option
         write_whole(out, text, "-o")
         print_status(f"written to {out}")
     return ExitCode.OK
+
+
+def _tell_what_is_apart(study: Study, written: Export, head: Mapping[str, object]) -> None:
+    given = {"model": study.model, "cluster": study.cluster, "calibration": study.calibration}
+    lost = [name for name, one in (given | {"[checkpoint]": study.checkpoint}).items() if one and name not in head]
+    lost += ["stack"] if study.stack not in (None, Stack.of(study.plan)) else []
+    if lost and written.format == "toml":
+        print_status(f"shardwise: not in the file, which has no name for it: {', '.join(lost)}")
+    for name, value in written.beside.items():
+        text = str(value).lower() if isinstance(value, bool) else value
+        print_status(f"shardwise: not in the file, for the training script: {name} = {text}")
+    if study.cluster.seats:
+        print_status("shardwise: not in the file: the GPU of each rank; --to launch-kit writes it")
 
 
 def job_of(study: Study) -> Job:
@@ -137,10 +151,20 @@ def _chakra_files(study: Study, *, all_ranks: bool) -> dict[str, bytes]:
 
 
 def head_of(study: Study) -> dict[str, str | int]:
-    """Names for our own file: of the preset that has this shape, of the cluster, its nodes."""
-    nodes: dict[str, str | int] = {"cluster": study.cluster.name, "nodes": study.cluster.num_nodes}
-    model = next((name for name in preset_names() if name == study.model.name and Model.load(name) == study.model), "")
-    return {**({"model": model} if model else {}), **nodes}
+    """Names for our own file, of what a reader finds by them: not of what a file gave or --set has changed."""
+    found, whole = dict[str, str | int](), study.cluster.model_copy(update={"seats": ()})
+    if study.model.name in preset_names() and Model.load(study.model.name) == study.model:
+        found["model"] = study.model.name
+    for name in (whole.name, f"{whole.num_devices}x{whole.device.name}"):  # of --gpus
+        with suppress(InputError):
+            found |= (
+                {"cluster": name} if "cluster" not in found and Cluster.load(name, whole.num_nodes) == whole else {}
+            )
+    found["nodes"] = whole.num_nodes
+    with suppress(InputError):
+        name = study.calibration.name.partition(":")[0] if study.calibration is not None else ""  # datasheet:h100-sxm
+        found |= {"calibration": name} if name and calibration_named(name, whole) == study.calibration else {}
+    return found
 
 
 def _report(written: Export) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from simulator.spec.cluster import Cluster
 from simulator.spec.plan import Plan
+from simulator.spec.plan.traits import default_implementation
 from simulator.spec.software.stack import Stack
 
 _WHOLE_LOGITS = ("eager", "fp32_eager", "fp32_cast", "fp32_shifted", "shifted", "shifted_nll", "in_place")
@@ -52,8 +53,8 @@ class Change:
 
     @property
     def words(self) -> str:
-        """As on the command line; fields that return to their default are left out."""
-        parts = [f"{name} = {_word(value)}" for name, value in self.fields.items() if value is not None]
+        """As on the command line."""
+        parts = [f"{name} = {_word(value)}" for name, value in self.fields.items()]
         return ", ".join([*parts, *([EXPANDABLE] if self.expandable else [])])
 
     def applied(self, plan: Plan) -> Plan:
@@ -130,12 +131,12 @@ def degrees_on(plan: Plan, num_devices: int) -> dict[str, int]:
 def _sharding(plan: Plan) -> Iterator[Change]:
     ranks = plan.num_data_parallel
     if plan.zero < 3 and ranks > 1:
-        whose = plan.implementation if plan.traits.zero_engine else None  # an engine stays
         alone: dict[str, object] = {"comm_hook.kind": "none"} if plan.ddp.comm_hook.kind != "none" else {}  # of DDP
         alone |= {"sync_every_steps": 1, "outer_optimizer": "average"} if plan.sync_every_steps > 1 else {}
         alone |= {"one_bit.kind": "none"} if plan.deepspeed.one_bit.any else {}
-        fields = {"zero": 3, "data_parallel": whose, "dp_replicate": 1, "dp_shard": ranks}
-        yield Change(kind="shards", plan={**fields, **alone})
+        if plan.data_parallel and 3 not in plan.traits.zero_stages:
+            alone |= {"data_parallel": default_implementation(3)}
+        yield Change(kind="shards", plan={"zero": 3, "dp_replicate": 1, "dp_shard": ranks, **alone})
     if plan.zero == 3 and plan.dp_replicate > 1:
         yield Change(kind="shards", plan={"dp_replicate": 1, "dp_shard": ranks})
     if plan.fsdp.reshard_after_forward is False or plan.reshard_ranks is not None:

@@ -347,7 +347,7 @@ def _pools(plan: Plan) -> list[AllocatorSettings | None]:
 def _remedy(change: Change, plan: Plan, memory: MemoryUse, step_s: float, cost_before: float) -> Remedy:
     return Remedy(
         change=change.words,
-        plan={name: value for name, value in change.fields.items() if value is not None},
+        plan=change.fields,
         environment=EXPANDABLE if change.expandable else "",
         num_devices=plan.num_devices,
         tokens_per_step=plan.tokens_per_step,

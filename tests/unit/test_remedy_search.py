@@ -24,6 +24,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.plan.peft import PeftPlan
+from simulator.spec.plan.traits import implementation_names, traits_of
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import build_blocks
 
@@ -138,6 +139,20 @@ def test_every_single_change_is_a_legal_plan_or_refused_as_one() -> None:
         for change in changes(start, NODE, Stack.load(start.stack)):
             assert change.applied(start) != start
             assert change.words
+
+
+@pytest.mark.parametrize("name", implementation_names())
+def test_what_a_change_says_is_all_that_changes(name: str) -> None:
+    """Given beside the plan's own fields, as a user gives it, it is the changed plan: no field returns to a default unsaid."""
+    for zero in traits_of(name).zero_stages:
+        given = {"data_parallel": name, "zero": zero, ("dp_shard" if zero else "dp_replicate"): 8}
+        for change in changes(Plan(**given), NODE, Stack.load("torch-2.6-eager")):
+            tables = [key for key in change.plan if "." in key]
+            plain = {
+                key: value for key, value in change.plan.items() if key not in tables and f"{key} = " in change.words
+            }
+            told = Change(kind="", plan={key: change.plan[key] for key in tables}).applied(Plan(**given | plain))
+            assert told == change.applied(Plan(**given))
 
 
 def test_one_gpu_s_full_fine_tune_may_keep_its_states_on_the_host_or_take_a_loss_without_logits() -> None:

@@ -106,7 +106,7 @@ class Study:
 
     def _plan(self) -> dict[str, Any]:
         """The plan's fields; those of fine-tuning where something is frozen, those of the pool where one is asked for."""
-        fields = self.plan.model_dump(mode="json")
+        fields = self.plan.model_dump(mode="json") | {"stack": self.plan.software}
         tuned = self.plan.peft.method != "none" or self.plan.peft.any or self.plan.optimizer.in_backward
         tuned |= self.plan.optimizer.kind == "galore" or self.plan.optimizer.wide_embedding
         if self.plan.document_len is None:

@@ -97,9 +97,14 @@ def of_stored_calibration(raw: Mapping[str, Any], device: str) -> Iterator[Sourc
 
 
 def set_by_hand(overrides: Sequence[Override], tables: Sequence[str] = ("plan",)) -> tuple[Source, ...]:
-    """Settings by `--set` outside the study's own tables."""
+    """Settings by `--set` outside the study's own tables. A link's latency is part of pictures alone: waits are measured."""
+    idle = ", without effect: calls wait as measured, which cluster.fabric.wait scales"
     return tuple(
-        Source(what=one.flag.removeprefix("--set "), kind="given", detail=f"{one.text} (--set)")
+        Source(
+            what=one.flag.removeprefix("--set "),
+            kind="given",
+            detail=f"{one.text} (--set){idle * (one.path[-1] == 'latency_s' and one.root in ('link', 'cluster'))}",
+        )
         for one in overrides
         if one.root not in tables
     )

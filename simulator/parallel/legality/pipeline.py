@@ -114,14 +114,8 @@ def _num_played(line: Pipeline) -> int:
 
 
 def _fewer_stages(line: Pipeline) -> str:
-    most = next(
-        (
-            s
-            for s in range(min(line.num_stages, MOST_PLAYED), 0, -1)
-            if _num_played(replace(line, num_stages=s)) <= MOST_PLAYED
-        ),
-        0,
-    )
+    counts = range(min(line.num_stages, MOST_PLAYED), 0, -1)
+    most = next((s for s in counts if _num_played(replace(line, num_stages=s)) <= MOST_PLAYED), 0)
     return f"pp = {most} or fewer" if most else "fewer virtual_stages"
 
 

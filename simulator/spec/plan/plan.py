@@ -290,6 +290,11 @@ class Plan(Nested):
         return FUSED_STACK if self.traits.core_layers and "stack" not in self.model_fields_set else self.stack
 
     @property
+    def recomputes_adapted(self) -> bool:
+        """Recomputation beside what is frozen, under which layers below the adapters have a backward too."""
+        return self.peft.any and self.recompute.mode != "none"
+
+    @property
     def adapters_apart(self) -> bool:
         """FSDP1 wraps adapters as units of their own, as peft's policy has it."""
         return self.traits.wraps_adapters and self.peft.adds and not self.fsdp.mixed_units

@@ -138,7 +138,7 @@ class BlockShapes:
 
 
 def block_key(plan: Plan, context: SearchContext, shards: ModelShards) -> tuple[object, ...]:
-    """The fields of a plan on which its blocks depend, except recomputation."""
+    """The fields of a plan on which its blocks depend, except what is recomputed."""
     model = context.model
     layers = shards.of(plan).num_layers if model.sliding_window else 0
     whose = uses_autocast(context.stack, plan), plan.traits.own_model_code
@@ -154,6 +154,7 @@ def block_key(plan: Plan, context: SearchContext, shards: ModelShards) -> tuple[
         (plan.num_micro_batches, *casts) if plan.narrow else (),
         plan.pp > 1 and model.tied_embeddings,
         layers,
+        plan.recomputes_adapted,
         *apart,
     )
 

@@ -67,7 +67,7 @@ class ModelShards:
     def of(self, plan: Plan, stage: int = 0) -> Model:
         """As `shard_of`."""
         wide = (plan.precision.first_layers_bf16, plan.precision.last_layers_bf16) if plan.narrow else (0, 0)
-        tuned = (plan.peft, plan.recompute.mode != "none") if plan.peft.any else ()
+        tuned = (plan.peft, plan.recomputes_adapted) if plan.peft.any else ()
         if plan.tp * plan.pp * plan.ep == 1 and not any(wide) and not tuned:
             return self.model
         pipeline = plan.pipeline.schedule, plan.pipeline.virtual_stages

@@ -95,8 +95,9 @@ class PlanOutcome:
 
 
 def fields_of(plan: Plan) -> dict[str, Any]:
-    """The plan's fields that are not at their defaults, as plain data in the order of the plan."""
-    return plan.changed_fields()
+    """The plan's fields that are not at their defaults, as plain data in its order, and the stack where another would run."""
+    found = plan.changed_fields()
+    return found | {"stack": plan.stack} if plan.traits.core_layers else found
 
 
 def tidied(plan: Plan, *, experts: bool) -> Plan:

@@ -108,4 +108,5 @@ def _gathered(plan: Plan, shard: Model) -> tuple[int, Layer]:
 def _states(plan: Plan) -> tuple[object, ...]:
     offload = plan.offload
     whose = (plan.implementation, plan.zero, plan.pp, offload.optimizer, offload.parameters)
-    return (*whose, plan.tp, plan.cp, plan.ep, plan.experts.etp, plan.dp_replicate, plan.dp_shard)
+    ranks = (plan.tp, plan.cp, plan.ep, plan.experts.etp, plan.dp_replicate, plan.dp_shard)
+    return (*whose, *ranks, plan.recomputes_adapted)

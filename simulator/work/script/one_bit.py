@@ -7,6 +7,7 @@ Passes over memory: DeepSpeed 0.8 runtime/comm/nccl.py, `compressed_allreduce`, 
 
 from __future__ import annotations
 
+from functools import partial
 from math import gcd, prod
 from typing import Final
 
@@ -50,26 +51,12 @@ def compressed_sum(model: Model, plan: Plan) -> tuple[Hop, ...]:
         read, write = (int(part * share * _SIZE * total) for part in of[:2])
         return Stream(op="elementwise", read_bytes=read, write_bytes=write, launches=of[2] * count)
 
-    signs = total // 8
+    signs, sent = total // 8, partial(Hop, role="replicate", count=count, blocking=True)
     return (
-        Hop(
-            kernels=(passes(_WORKER),),
-            kind="all_to_all",
-            role="replicate",
-            size_bytes=signs,
-            count=count,
-            blocking=True,
-        ),
-        Hop(kind="all_gather", role="replicate", size_bytes=scales, count=count, blocking=True),
-        Hop(
-            kernels=(passes(_SERVER), passes(_WORKER, 1 / ranks)),
-            kind="all_gather",
-            role="replicate",
-            size_bytes=signs,
-            count=count,
-            blocking=True,
-        ),
-        Hop(kind="all_gather", role="replicate", size_bytes=scales, count=count, blocking=True),
+        sent(kernels=(passes(_WORKER),), kind="all_to_all", size_bytes=signs),
+        sent(kind="all_gather", size_bytes=scales),
+        sent(kernels=(passes(_SERVER), passes(_WORKER, 1 / ranks)), kind="all_gather", size_bytes=signs),
+        sent(kind="all_gather", size_bytes=scales),
         Hop(kernels=(passes(_RESULT),), blocking=True),
     )
 

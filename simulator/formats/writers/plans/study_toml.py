@@ -12,6 +12,8 @@ def study_toml(plan: Plan, head: dict[str, str | int]) -> str:
     """The file's text. head: model, cluster, nodes as far as they have names."""
     data = plan.model_dump(exclude_defaults=True, mode="json")
     data |= {name: plan.value(name) for name in ("zero", "micro_batch_size", "num_micro_batches", "seq_len")}
+    if "stack" in plan.model_fields_set:  # also the usual one: unnamed, another may run, and the interval is wider
+        data["stack"] = plan.stack
     if data.get("sharding_strategy"):
         data.pop("zero")
     lines = [f"{key} = {json.dumps(value)}" for key, value in head.items()]
