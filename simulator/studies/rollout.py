@@ -122,7 +122,7 @@ def iteration_of(
         seed=rollout.seed,
         warmup=0,
     )
-    requests = load.requests()
+    requests = load.requests(model.image_tokens)
     lengths = sorted(one.prompt_tokens + one.output_tokens for one in requests)
     if faults := list(_faults(rollout, plan, lengths[-1])):
         raise InputError(faults)
