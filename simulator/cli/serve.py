@@ -143,7 +143,8 @@ def command(
         _highest(loaded, interval=interval) if highest_rate else (loaded, _served(loaded, interval=interval))
     )
     if listed is not None and serving.load is not None:
-        serving = replace(serving, costs=token_costs(serving.load, serving.num_devices, loaded.cluster, listed))
+        tokens = sum(request.output_tokens for request in loaded.requests) / len(loaded.requests)
+        serving = replace(serving, costs=token_costs(serving.load, tokens, serving.num_devices, loaded.cluster, listed))
         if not serving.costs:
             note = "no request ended in the measured time, so none has a cost; --requests plays more of them"
             print_status(f"shardwise: {note}")
