@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,16 @@ from simulator import Cluster, InferencePlan, Model, Slo, Workload, search_servi
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
 from tests.examples import examples
+
+PRICES = """
+currency = "USD"
+[[price]]
+cluster = "hgx-h100-8"
+kind = "on-demand"
+per_gpu_hour = 3.6
+date = "2026-01-01"
+source = "made up"
+"""
 
 
 def answer(capsys: pytest.CaptureFixture[str], *options: object) -> dict[str, Any]:
@@ -32,7 +44,7 @@ def test_one_study_has_one_answer(model: str, capsys: pytest.CaptureFixture[str]
     for key in ("latencies", "load", "attainments"):
         assert told[key] == highest[key]
     given = Model.load(model), Cluster.load("hgx-h100-8"), Workload(rate=rate, num_requests=40, output_tokens=20)
-    slo = Slo(ttft_s={99: 0.15})
+    slo = Slo(ttft_s={99.0: 0.15})
     own = serve(given[0], InferencePlan(), *given[1:], slo=slo)
     assert own.load is not None
     assert own.load.capacity_per_s == told["load"]["capacity_per_s"]
@@ -55,7 +67,7 @@ def test_a_prefix_that_is_never_found_is_a_longer_prompt(
     seed: int, count: int, prompt: int, prefix: int, shape: float
 ) -> None:
     """And comes when it would."""
-    drawn = {"rate": 3.0, "burstiness": shape, "num_requests": count, "seed": seed, "output_tokens": 7}
+    drawn: dict[str, Any] = {"rate": 3.0, "burstiness": shape, "num_requests": count, "seed": seed, "output_tokens": 7}
     shared = Workload(**drawn, prompt_tokens=prompt, prefix_tokens=prefix, cache_hits=0.0).requests()
     assert list(shared) == list(Workload(**drawn, prompt_tokens=prompt + prefix).requests())
 
@@ -71,3 +83,74 @@ def test_turns_come_between_the_beginning_and_the_last_conversation(
     begun = sorted(one.arrival_s for one in load.requests() if one.prompt_tokens == 10)
     assert begun == pytest.approx([one.arrival_s for one in alone])
     assert all(0 <= one.arrival_s <= alone[-1].arrival_s for one in load.requests())
+
+
+ENGINES = ["vllm-2025", "vllm-2024", "sglang-2025", "tensorrt-llm-2025", "tgi-2025", "lmdeploy-2024"]
+PROMPTS: dict[str, Any] = {"prompt_tokens": {"distribution": "uniform", "low": 1, "high": 900}}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@examples(4)
+@given(
+    load=st.fixed_dictionaries(
+        {
+            "warmup": st.sampled_from([0.0, 0.1, 0.5]),
+            "num_requests": st.integers(2, 40),
+            "output_tokens": st.integers(1, 40),
+        }
+    ),
+    comes=st.sampled_from([{"rate": 0.0}, {"concurrency": 1}, {"concurrency": 5}, {"rate": 20.0}]),
+    prompts_apart=st.integers(0, 1),
+)
+def test_what_came_is_counted_alike(
+    engine: str, load: dict[str, Any], comes: dict[str, Any], prompts_apart: int
+) -> None:
+    """Tokens a second are requests a second times their lengths; Little's law; a user who never thinks is always inside."""
+    model, cluster, workload = (
+        Model.load("llama3.2-1b"),
+        Cluster.load("hgx-h100-8"),
+        Workload(**PROMPTS, **load, **comes),
+    )
+    plan = InferencePlan(stack=engine, prefill_dp=prompts_apart)
+    found, whole = (
+        serve(model, plan, cluster, one).load for one in (workload, workload.model_copy(update={"warmup": 0.0}))
+    )
+    assert found is not None
+    assert whole is not None
+    assert found.in_system == whole.in_system  # over everything
+    if comes.get("rate", 0.0):
+        return
+    assert found.requests_per_s * load["output_tokens"] == pytest.approx(found.output_tokens_per_s)
+    assert found.requests_per_s * found.measured_s == pytest.approx(load["num_requests"])
+    latencies = serve(model, plan, cluster, workload.model_copy(update={"warmup": 0.0})).latencies
+    assert latencies is not None
+    assert found.in_system == pytest.approx(found.requests_per_s * latencies.latency.mean_s)
+    if comes == {"concurrency": 1}:
+        assert found.in_system == pytest.approx(1.0)
+
+
+def test_a_trace_says_what_its_requests_said(tmp_path: Path) -> None:
+    """Written out, or an hour later."""
+    drawn = Workload(rate=9.0, num_requests=30, seed=5, **PROMPTS, output_tokens=20)
+    given = Model.load("llama3.2-1b"), InferencePlan(prefill_dp=1), Cluster.load("hgx-h100-8")
+    expected = serve(*given, drawn)
+    for later_s in (0.0, 3600.0):
+        rows = [f"{one.arrival_s + later_s!r},{one.prompt_tokens},{one.output_tokens}" for one in drawn.requests()]
+        (file := tmp_path / "trace.csv").write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]))
+        found = serve(*given, Workload(trace=str(file)))
+        assert found.load is not None
+        for mine, theirs in ((found.load, expected.load), (found.handed_over, expected.handed_over)):
+            assert mine is not None
+            assert theirs is not None
+            assert asdict(mine) == pytest.approx(asdict(theirs), rel=1e-6)
+
+
+def test_a_token_costs_what_capacity_makes_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Money a second over tokens a second, however few requests were answered in the measured time."""
+    (prices := tmp_path / "prices.toml").write_text(PRICES, encoding="utf-8")
+    for requests, output in ((400, 50), (30, 700)):
+        told = answer(capsys, "--requests", requests, "--output", output, "--rate", 2, "--prices", prices)
+        (cost,), load = told["costs"], told["load"]
+        full = 3.6 / 3600 / (load["capacity_per_s"] * output) * 1e6
+        assert cost["million_output_tokens_at_capacity"] == pytest.approx(full)
+        assert cost["low_at_capacity"] < full < cost["high_at_capacity"]
