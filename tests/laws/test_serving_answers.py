@@ -52,6 +52,7 @@ def test_one_study_has_one_answer(model: str, capsys: pytest.CaptureFixture[str]
     (row,) = search_serving(*given, slo, fix={"tp": [1], "pp": [1], "dp": [1]}, disaggregated="no").rows
     assert row.answer.capacity_per_s == told["load"]["capacity_per_s"]
     assert row.answer.attainments[0].measured_s == told["attainments"][0]["measured_s"]
+    assert row.whole is not None
     assert row.whole[0].measured_s == told["attainments"][0]["measured_s"]
 
 
