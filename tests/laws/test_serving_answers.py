@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,21 @@ def test_a_token_costs_what_capacity_makes_of_it(tmp_path: Path, capsys: pytest.
         full = 3.6 / 3600 / (load["capacity_per_s"] * output) * 1e6
         assert cost["million_output_tokens_at_capacity"] == pytest.approx(full)
         assert cost["low_at_capacity"] < full < cost["high_at_capacity"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--host-cache", "8GiB", "--kv-cache", "fp8"),
+        ("--replicate", "embedding,head", "--cuda-graphs", "false", "--gpu-memory-utilization", "0.7"),
+        ("--speculative", "draft", "--draft-model", "llama3.2-1b", "--acceptance", "0.7", "--stack", "sglang"),
+    ],
+)
+def test_the_flags_of_the_best_plan_show_it(given: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    load = "--model", "llama3.2-3b", "--requests", "20", "--output", "9", "--rate", "5", "--slo-ttft", "1s"
+    search = "serve", "--search", *load, *given, "--max-gpus", "1", "--disaggregated", "no", "--jobs", "1"
+    assert main([*search, "--plain"]) == ExitCode.OK
+    flags = capsys.readouterr().out.split("as flags of `shardwise serve`:")[1]
+    assert main([*search, "--json"]) == ExitCode.OK
+    row = json.loads(capsys.readouterr().out)["plans"][0]
+    assert answer(capsys, *load, *shlex.split(flags))["attainments"] == row["attainments"]
