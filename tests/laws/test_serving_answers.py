@@ -174,3 +174,26 @@ def test_the_flags_of_the_best_plan_show_it(given: tuple[str, ...], capsys: pyte
     assert main([*search, "--json"]) == ExitCode.OK
     row = json.loads(capsys.readouterr().out)["plans"][0]
     assert answer(capsys, *load, *shlex.split(flags))["attainments"] == row["attainments"]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"tp": 2, "prefill_dp": 1, "prefill_tp": 1},
+        {"tp": 1, "prefill_dp": 1, "prefill_tp": 4},
+        {"tp": 1, "prefill_dp": 2, "prefill_tp": 2},
+        {"tp": 1},
+    ],
+)
+def test_what_is_advised_fits(plan: dict[str, int]) -> None:
+    """Every change that is named is a legal plan on these GPUs, and its cache has the tokens that are told."""
+    given = Model.load("llama3-70b"), Cluster.load("hgx-h100-8"), Workload(num_requests=2)
+    refused = serve(given[0], InferencePlan(**plan), *given[1:])  # type: ignore[arg-type]
+    assert refused.remedies
+    for remedy in refused.remedies:
+        found = serve(given[0], InferencePlan(**plan | remedy.plan), *given[1:])
+        own = found.prefill_memory if refused.memory == refused.prefill_memory else found.memory
+        assert found.fits
+        assert own is not None
+        assert own.kv_tokens == remedy.kv_tokens
+        assert found.num_devices == remedy.num_devices

@@ -227,7 +227,8 @@ def _shorter(model: Model, plan: InferencePlan, total: int) -> str:
 def _does_not_fit(setting: Deployment, requests: Sequence[Request], origins: tuple[Source, ...]) -> Serving:
     tightest = setting.tightest
     costs, m = tightest.costs, tightest.memory
-    found = remedies(costs.model, costs.plan, costs.cluster, costs.stack, m)
+    beside = setting.num_devices - costs.plan.num_devices
+    found = remedies(costs.model, costs.plan, costs.cluster, costs.stack, m, beside)
     if tightest is setting.prefill:
         found = tuple(of_prefill(remedy) for remedy in found)
     cause = (
