@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 
 from simulator.work.captured.capture import Kind, Phase
 from simulator.work.captured.script import captured_script
 from tests.validate.test_capture_scripts import captured, operators
+from validate.capture import child
 from validate.capture.log import Log
 
 pytestmark = pytest.mark.usefixtures("warm_captures")
@@ -186,3 +188,29 @@ def test_many_answers_that_differ_in_numbers_are_one() -> None:
         log.answer(f"a mask of {places:,} places of 7: all")
     log.answer("a value of fp32: 0.0")
     assert log.as_json()["answers"] == {"a mask of 991 to 1,000 places of 7: all": 10, "a value of fp32: 0.0": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (CalledProcessError(1, "g++", stderr=b"cc1plus: warning\nas: guard.o: File too large\n"), "as: guard.o: File too large"),
+        (CalledProcessError(1, "g++", stderr=b"g++: fatal error: no cc1plus\ncompilation terminated.\n"), "g++: fatal error: no cc1plus"),
+        (CalledProcessError(1, "g++", stderr=b""), "Command 'g++' returned non-zero exit status 1."),
+        (BlockingIOError(11, "Resource temporarily unavailable"), "[Errno 11] Resource temporarily unavailable"),
+    ],
+)  # fmt: skip
+def test_a_guard_that_cannot_be_built_is_no_fault_of_the_program(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Under `ulimit -u` and `-f`: "the program raised CalledProcessError", with a traceback of ours."""
+
+    def failing(_: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(child.guard, "needs_guard", lambda: True)
+    monkeypatch.setattr(child.guard, "stand_in", failing)
+    with pytest.raises(child.RefusedError) as raised:
+        child._load()
+    kind, text = child._explained(tmp_path, raised.value)
+    assert (kind, text) == ("bad_plan", f"what stands for a GPU cannot be built here: {said}")
+    assert not [*tmp_path.iterdir()]

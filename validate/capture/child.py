@@ -12,6 +12,7 @@ import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import traceback
@@ -53,7 +54,12 @@ def main(job_file: str, arguments: list[str]) -> int:
 def _load() -> None:
     """What every rank needs, once: the ranks are forked from this process."""
     if guard.needs_guard():
-        guard.stand_in(Path(os.environ.get("SHARDWISE_SCRATCH", ".")))
+        try:
+            guard.stand_in(Path(os.environ.get("SHARDWISE_SCRATCH", ".")))
+        except (OSError, subprocess.SubprocessError) as exc:  # nothing of the program has run
+            said = (getattr(exc, "stderr", None) or b"").decode("utf-8", "replace").strip().splitlines()
+            why = next((line for line in said if "error" in line), said[-1] if said else str(exc))
+            raise RefusedError(f"what stands for a GPU cannot be built here: {why}") from exc
     import torch.distributed.fsdp
     import torch.distributed.tensor.parallel  # noqa: F401
 
