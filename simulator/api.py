@@ -10,8 +10,8 @@ from typing import Any
 
 from simulator.base.arguments import checked
 from simulator.base.errors import ArgumentError, Fault, InputError
-from simulator.formats.readers.arrivals_table import read_arrivals
 from simulator.formats.readers.capture import kind_of, read_capture
+from simulator.formats.study.serving import requests_of
 from simulator.predict.prediction import Prediction
 from simulator.predict.program import predict_program as predicted_program
 from simulator.spec.calibration import Calibration
@@ -154,12 +154,11 @@ def serve(
     A plan that does not fit is an answer.
     Raises PlanError, StackError, CalibrationError, or InputError with every fault found.
     """
-    requests = workload.requests() if workload.trace is None else read_arrivals(workload.trace)
     return served(
         model,
         with_defaults(plan, stack or Stack.of(plan), cluster.device, model),
         cluster,
-        requests,
+        requests_of(workload, model.image_tokens),
         calibration,
         stack,
         slo=slo,

@@ -274,9 +274,7 @@ def _command(scratch: Path, setting: SessionSettings) -> list[str]:
 
 def environment(device: DeviceKind, threads: int) -> dict[str, str]:
     """What a rank that measures is started with, beside what this process has."""
-    here = str(Path(__file__).resolve().parents[1])
-    paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads)}
+    own = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads)}
     launch = Launch.of_environment()
     if launch.outside:
         own |= {**launch.environment, **launch.gloo_interface}

@@ -175,13 +175,7 @@ def _command(scratch: Path) -> list[str]:
 
 
 def _environments(task: Task, scratch: Path) -> list[dict[str, str]]:
-    home = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
-    common = {
-        "PYTHONPATH": path,
-        "OMP_NUM_THREADS": str(task.threads),
-        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
-    }
+    common = {"OMP_NUM_THREADS": str(task.threads), "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor")}
     if task.device == "cpu":
         common |= KEEP_FREED_MEMORY
     launch = Launch.of_environment()

@@ -63,6 +63,11 @@ _OWN = frozenset(
     {"kind", "time_s", "mean_s", "p10_s", "p90_s", "reps", "sustained", "rank", "host", "machine", "dtype"}
 )
 _IDENTITY = ("device", "architecture", "driver", "torch", "nccl", "hostname", "threads", "num_ranks")
+# Of a machine, what is more than told to people
+_FACTS: Final[Mapping[str, tuple[type, str]]] = {
+    "memory_bytes": (int, "a whole number above 0"), "num_ranks": (int, "a whole number above 0"),
+    "settings": (dict, "a table of variables"), "nics": (list, "a list of texts"),
+}  # fmt: skip
 _YEAR_S = 31_557_600
 _NOT_SAMPLES = frozenset({"section"})  # notes of the file itself
 
@@ -239,7 +244,7 @@ class _Reader:
         if not isinstance(kind, str) or not kind:
             self.fault(place, "has no kind", f"one of {', '.join(REQUIRED)}")
         elif kind == "machine":
-            self._machine(row, number)
+            self._machine(row, place, number)
         elif kind == "run":
             self.fault(place, "is what validate run wrote", "shardwise validate compare reads it")
         elif kind in _NOT_SAMPLES:
@@ -257,10 +262,14 @@ class _Reader:
             if not problems:
                 self._sample(row, kind, place, number)
 
-    def _machine(self, row: dict[str, Any], number: int) -> None:
-        identity = machine_id(row)
-        self._current = identity
-        self.machines.setdefault(identity, Machine(id=identity, line=number, facts=row))
+    def _machine(self, row: dict[str, Any], place: str, number: int) -> None:
+        self._current = identity = machine_id(row)
+        facts = {name: value for name, value in row.items() if value is not None}
+        for name in [name for name in _FACTS if name in facts]:
+            kind, right = _FACTS[name]
+            if type(facts[name]) is not kind or (kind is int and not 0 < facts[name] < 2**63):
+                self.fault(place, f"machine: {name} = {facts.pop(name)!r} is not {right}", "it is left out")
+        self.machines.setdefault(identity, Machine(id=identity, line=number, facts=facts))
 
     def _sample(self, row: dict[str, Any], kind: str, place: str, number: int) -> None:
         machine = str(row.get("machine") or self._current)

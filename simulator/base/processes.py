@@ -19,11 +19,13 @@ from typing import Any, Final, Self, TypeVar
 
 from simulator.base.files import abandoned, owned_file
 from simulator.base.garbage import COLLECT
+from simulator.base.room import must_start
 
 ItemT = TypeVar("ItemT")
 FoundT = TypeVar("FoundT")
 RETRIES: Final = 5  # of a task whose process died
 _DEEPEST: Final = 89  # bytes of a folder: a socket's path has 107 (Linux's sockaddr_un), and its name in there takes 18
+_OF_POOL: Final = 4  # processes and threads that a pool has beside its workers, each of which has two
 _OWNER: Final = "owner"  # a file, locked by the process whose folder it lies in
 CHUNK: Final = 8  # items that one process takes at once
 
@@ -38,6 +40,7 @@ def pool(jobs: int, begin: Callable[..., None] | None = None, arguments: tuple[A
 
     Where temporary folders are too deep for the server's socket, each starts from nothing: a second later, and the same.
     """
+    must_start(2 * jobs + _OF_POOL, f"{jobs} workers (--jobs)")
     folder = _meeting_place()
     context = multiprocessing.get_context("forkserver" if len(os.fsencode(folder)) <= _DEEPEST else "spawn")
     loaded: list[str] = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]  # noqa: SLF001  there is no asking
@@ -106,7 +109,7 @@ def mapped(run: Callable[[ItemT], FoundT], items: Sequence[ItemT], jobs: int, ch
         yield from map(run, items)
         return
     with WorkerPool(jobs) as workers:
-        yield from workers.mapped(run, items, chunk)
+        yield from workers.mapped(run, items, min(chunk, max(1, len(items) // (4 * jobs))))  # few are told one by one
 
 
 def _each(run: Callable[[ItemT], FoundT], items: Sequence[ItemT]) -> list[FoundT]:
@@ -116,7 +119,10 @@ def _each(run: Callable[[ItemT], FoundT], items: Sequence[ItemT]) -> list[FoundT
 def _begin(folder: Path, begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends the pool
     gc.set_threshold(*COLLECT)
-    threading.Thread(target=_end_with_the_parent, args=(folder,), daemon=True).start()
+    try:
+        threading.Thread(target=_end_with_the_parent, args=(folder,), daemon=True).start()
+    except RuntimeError:  # no more threads may be started: the pool breaks, and the parent says so
+        os._exit(1)
     if begin is not None:
         begin(*arguments)
 

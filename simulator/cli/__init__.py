@@ -311,6 +311,9 @@ def _refused(exc: Exception) -> int:
             place = "this process" if exc.errno in _OF_PROCESS else "stdout"
             _complain(printable(f"{exc.filename or place}: {exc.strerror or exc}"))
             return ExitCode.RUN_FAILED if exc.filename is None else ExitCode.BAD_INPUT
+        case RuntimeError() if "start new thread" in str(exc):
+            _complain("no more processes and threads may be started (ulimit -u)")
+            return ExitCode.RUN_FAILED
         case MemoryError():
             _complain(_little_memory("is used up"))
             return ExitCode.RUN_FAILED

@@ -11,6 +11,7 @@ import click
 
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
+from simulator.base.progress import MEMORY, PLAY
 from simulator.base.units import parse_count
 from simulator.cli.options import (
     FILE,
@@ -28,6 +29,7 @@ from simulator.cli.options import (
     tokens_option,
 )
 from simulator.cli.programs import is_program, subject_at
+from simulator.cli.progress import told
 from simulator.cli.watch import watch_option
 from simulator.formats.drawing import check_picture
 from simulator.formats.study import read_study
@@ -100,7 +102,8 @@ def command(
             placed = (_at_variant(fault, name) if name in variants else fault for fault in exc.faults)
             faults += [fault for fault in dict.fromkeys(placed) if fault not in faults]
     InputError.raise_for(faults)
-    comparison = compare(subjects, ablate=not no_ablations, run_tokens=tokens, count=options["telemetry"])
+    with told(f"{len(subjects)} plans", {MEMORY: len(subjects), PLAY: 10 * len(subjects)}):  # also of what limits each
+        comparison = compare(subjects, ablate=not no_ablations, run_tokens=tokens, count=options["telemetry"])
     print_answer("compare", comparison.as_json, lambda: render(comparison), width=WIDTH)
     if plot is not None:
         _draw(plot, comparison)

@@ -32,7 +32,7 @@ from simulator.cli.options import (
 )
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.programs import checkpoint_of, place_inputs, place_of, program_at, with_tokens
-from simulator.cli.progress import CountLine
+from simulator.cli.progress import CountLine, playing
 from simulator.cli.watch import watch_option
 from simulator.formats.readers.spot_table import read_offers
 from simulator.formats.study import Study
@@ -252,8 +252,8 @@ def _relabelled(fault: Fault, name: str, places: Mapping[str, str]) -> Fault:
 
 def _predicted(study: Study, captured: Capture | None) -> Prediction:
     if captured is None:
-        prediction = predict(*study.parts)
-        return with_data_of(study, prediction)[0]
+        with playing(study.plan, study.cluster):
+            return with_data_of(study, predict(*study.parts))[0]
     return predict_program(captured, study.cluster, study.calibration, study.stack)
 
 

@@ -13,6 +13,7 @@ import click
 from pydantic.fields import FieldInfo
 
 from simulator.base.errors import Collected, Fault, InputError
+from simulator.base.progress import MEMORY, WRITING
 from simulator.base.schema import Strict, check_writable
 from simulator.base.units import format_bytes
 from simulator.base.value_errors import words_of
@@ -36,7 +37,7 @@ from simulator.cli.options import (
 )
 from simulator.cli.predict_program import measured_options
 from simulator.cli.predict_recorded import recorded_options
-from simulator.cli.progress import playing
+from simulator.cli.progress import playing, told
 from simulator.cli.recipe import recipe_option, with_recipe
 from simulator.cli.watch import watch_option
 from simulator.formats.drawing import check_picture
@@ -324,7 +325,8 @@ def _with_largest_batch(study: Study) -> tuple[Study, LargestBatch]:
     """The study with the largest micro-batch that surely fits, or 1; the result is printed on stderr."""
     from simulator.predict.largest_batch import largest_batch
 
-    found = largest_batch(*study.parts)
+    with told("each size", {MEMORY: 8}):  # sizes up to eight or so are usual
+        found = largest_batch(*study.parts)
     print_status(f"shardwise: {found.words}")
     size = f"micro_batch_size = {found.plan.micro_batch_size} (--largest-batch)"
     source = Source(what="plan", kind="given", detail=size)
@@ -378,4 +380,5 @@ def _write_memory(study: Study, prediction: Prediction, picture: Path | None, sn
 
     stack = study.stack or Stack.of(study.plan)
     history = device_history(study.model, study.plan, stack, study.cluster.device)
-    write_memory(prediction, history, study.plan, picture, snapshot)
+    with told("memory", {WRITING: 1}):
+        write_memory(prediction, history, study.plan, picture, snapshot)

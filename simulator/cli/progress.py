@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from simulator.base.progress import MEMORY, PLAY, WRITING, listened_by
 from simulator.base.units import format_seconds
 
 if TYPE_CHECKING:
@@ -57,27 +58,39 @@ class CountLine:
         self._line.show(f"{done:,} of {total:,} {self._unit}, {rate:,.1f}/s, {left} left", last=done == total)
 
 
+_WORDS: Final = {MEMORY: "memory of", PLAY: "playing", WRITING: "writing"}
+
+
 @contextmanager
-def playing(plan: Plan, cluster: Cluster) -> Iterator[None]:
-    """Show the progress of simulating a step that takes long."""
-    from simulator.play.progress import listened_by
-    from simulator.predict.play import repeats_of
+def told(what: str, expected: Mapping[str, int]) -> Iterator[None]:
+    """Show the progress of what takes long: of each work that is reported, how much of how many of them is done."""
+    line, last_s = StatusLine(at_once=False), time.monotonic()
+    took_s, done = dict.fromkeys(_WORDS, 0.0), dict.fromkeys(_WORDS, 0.0)
 
-    plays = (2 if repeats_of(plan)[0] else 1) * (1 if cluster.num_nodes == 1 else 3)  # other networks are played too
-    line, since, done = StatusLine(at_once=False), time.monotonic(), 0.0
-    what = f"{plan.pp:,} stages" if plan.pp > 1 else "the step"
-
-    def show(part: float) -> None:
-        nonlocal done
-        done += part
+    def show(work: str, part: float) -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        took_s[work], last_s = took_s[work] + now_s - last_s, now_s
+        done[work] += part
         # remedies come on top, and steps that do not settle
-        expected = max(plays, math.ceil(done - 1e-6))
-        left_s = (time.monotonic() - since) * (expected / done - 1)
-        left = f", some {left_s:,.0f} s left" if done > 0.01 * expected else ""  # the first per cent is no estimate
-        line.show(f"shardwise: playing {what}: {done / expected:.0%}{left}")
+        wholes = {name: max(expected.get(name, 0), math.ceil(some - 1e-6)) for name, some in done.items()}
+        share = done[work] / wholes[work]
+        left_s = sum(took_s[name] * (wholes[name] / some - 1) for name, some in done.items() if some)
+        of_it = "" if set(filter(expected.get, done)) <= set(filter(done.get, done)) else " of it"
+        left = f", some {left_s:,.0f} s{of_it} left" if share > 0.01 else ""  # the first per cent is no estimate
+        line.show(f"shardwise: {_WORDS[work]} {what}: {share:.0%}{left}")
 
     try:
         with listened_by(show):
             yield
     finally:
         line.clear()
+
+
+def playing(plan: Plan, cluster: Cluster, *, times: int = 1) -> AbstractContextManager[None]:
+    """Show the progress of simulating a step that takes long. times: as many of the like."""
+    from simulator.predict.play import repeats_of
+
+    plays = (2 if repeats_of(plan)[0] else 1) * (1 if cluster.num_nodes == 1 else 3)  # other networks are played too
+    what = f"{plan.pp:,} stages" if plan.pp > 1 else "the step"
+    return told(what, {MEMORY: times, PLAY: times * plays})

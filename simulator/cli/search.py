@@ -275,7 +275,9 @@ class _ProgressLine:
         self._took_s[progress.phase] = self._took_s.get(progress.phase, 0.0) + now - self._last_s
         self._last_s, self._phase = now, progress.phase
         done = progress.done / progress.total if progress.total else progress.spent
-        if done and progress.phase not in _FIRST:
+        if progress.phase != "listing":  # what it took is no part of what follows
+            self._done.pop("listing", None)
+        if done and progress.phase != "scouting":
             self._done[progress.phase] = done
         stack = f"{progress.stack}: " if progress.stack else ""
         of_all = f" of {progress.total:,}" if progress.total is not None else ""
@@ -287,7 +289,7 @@ class _ProgressLine:
     def _left(self) -> str:
         """What the survey and the budget take yet, if they go on as they did; a search may end before them."""
         left_s = sum(self._took_s[phase] * (1 / done - 1) for phase, done in self._done.items())
-        return f", some {left_s:,.0f} s left" if self._done else ""
+        return f", some {left_s:,.0f} s{' of it' * (self._phase == 'listing')} left" if self._done else ""
 
 
 # `shardwise search --front`: the quickest plan of each number of nodes, time against cost.

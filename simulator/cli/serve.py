@@ -139,9 +139,12 @@ def command(
     listed = loaded_prices(options)
     if listed is not None:
         listed.of(loaded.cluster)  # an error now, not after all requests
-    serving = _highest(loaded, interval=interval) if highest_rate else _served(loaded, interval=interval)
+    loaded, serving = (
+        _highest(loaded, interval=interval) if highest_rate else (loaded, _served(loaded, interval=interval))
+    )
     if listed is not None and serving.load is not None:
-        serving = replace(serving, costs=token_costs(serving.load, serving.num_devices, loaded.cluster, listed))
+        tokens = sum(request.output_tokens for request in loaded.requests) / len(loaded.requests)
+        serving = replace(serving, costs=token_costs(serving.load, tokens, serving.num_devices, loaded.cluster, listed))
         if not serving.costs:
             note = "no request ended in the measured time, so none has a cost; --requests plays more of them"
             print_status(f"shardwise: {note}")
@@ -175,8 +178,8 @@ def _served(study: ServingStudy, *, interval: bool) -> Serving:
     )
 
 
-def _highest(loaded: ServingStudy, *, interval: bool) -> Serving:
-    """The answer at the highest rate within the limits, or at the lowest that was tried."""
+def _highest(loaded: ServingStudy, *, interval: bool) -> tuple[ServingStudy, Serving]:
+    """The study at the highest rate within the limits, or at the lowest that was tried, and its answer."""
     if not loaded.slo.any or loaded.workload.trace is not None or loaded.workload.concurrency:
         own = "a closed loop" if loaded.workload.concurrency else "a trace"
         problem = "needs a limit to stay within" if not loaded.slo.any else f"{own} has its own arrivals"
@@ -186,7 +189,8 @@ def _highest(loaded: ServingStudy, *, interval: bool) -> Serving:
     def at(rate: float) -> ServingStudy:
         workload = loaded.workload.model_copy(update={"rate": rate})
         found = Source(what="workload", kind="given", detail=f"rate = {rate:.6g} (--highest-rate)")
-        return replace(loaded, workload=workload, requests=workload.requests(), sources=(*loaded.sources, found))
+        requests = workload.requests(loaded.model.image_tokens)
+        return replace(loaded, workload=workload, requests=requests, sources=(*loaded.sources, found))
 
     def show_rate(rate: float, holds: bool) -> None:  # noqa: FBT001  what was tried
         print_status(f"{format_number(rate)} requests/s: {'within' if holds else 'above'}")
@@ -199,9 +203,9 @@ def _highest(loaded: ServingStudy, *, interval: bool) -> Serving:
 
     first = _served(loaded if loaded.workload.rate else at(1.0), interval=False)
     if not first.fits:
-        return first
+        return loaded, first
     rate, _ = sought(play, first, show_rate)
     if not rate:
         print_status("no rate that was tried holds")
     study = at(rate or min(tried))
-    return replace(_served(study, interval=interval), sources=(*study.sources[len(loaded.sources) :], *first.sources))
+    return study, _served(study, interval=interval)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from operator import itemgetter
 from types import MappingProxyType
 
+from simulator.base.progress import MEMORY, PLAYED, reported
 from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator
 from simulator.memory.allocator.blocks import MIN_BLOCK_BYTES, SMALL_BYTES
 from simulator.memory.offloading import saved_bytes
@@ -118,21 +119,24 @@ def write_history(  # noqa: PLR0913  what a history hangs on
 
 def script_history(
     script: Iterable[Instruction],
-    before: Iterable[Sequence[int]] = (),
+    before: Sequence[Sequence[int]] = (),
     categories: Mapping[int, str] = MappingProxyType({}),
-    workspaces: Iterable[int] = (),
+    workspaces: Iterable[tuple[int, int]] = (),
 ) -> History:
     """The storages of a script written op by op, one steady step; moments are its launches and collectives.
 
-    before: storages of what ran until then, as a capture's events, and the categories of these. workspaces: bytes that
-    libraries hold throughout.
+    before: storages of what ran until then, as a capture's events, and the categories of these. workspaces: (how many of
+    these precede it, bytes that a library holds from there on).
     """
     writer, slots = Writer(), dict[Hashable, int]()
     writer.at("before", 0, "", "start")
-    for size in workspaces:
-        writer.alloc(size, "workspaces")
     tags = {storage: TAG[name] for storage, name in categories.items()}
-    _write(writer, slots, [Storages([*before])], tags)
+    begin = 0
+    for end, size in sorted(workspaces):
+        _write(writer, slots, [Storages([*before[begin:end]])], tags)
+        writer.alloc(size, "workspaces")
+        begin = end
+    _write(writer, slots, [Storages([*before[begin:]])], tags)
     steady = len(writer.events)
     writer.at("step", 0, "", "start")
     _write(writer, slots, script, tags)
@@ -210,7 +214,7 @@ def step_reserved_bytes(
     play = partial(_played_usually, merged=list[Block]()) if usual else played
     blocks: dict[int, Block] = {}
     reserved: list[int] = []
-    for start, end in pairwise([0, *history.bounds]):
+    for start, end in reported([*pairwise([0, *history.bounds])], 3 * PLAYED, MEMORY):
         play(history.events[start:end], allocator, blocks)
         if not reserved and at_steady is not None:
             at_steady()

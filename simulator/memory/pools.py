@@ -10,6 +10,7 @@ from itertools import pairwise
 from math import ceil
 from typing import Any, Final
 
+from simulator.base.progress import MEMORY, PLAYED, report, reported
 from simulator.base.sums import summed
 from simulator.memory.allocator import AllocatorSettings, OutOfMemoryError
 from simulator.memory.history import History, moment_of
@@ -155,11 +156,13 @@ class _Driver:
         return seen
 
 
-def play_pool(history: History, pools: Pools, plan: Plan, limit_bytes: int | None = None) -> Played:
+def play_pool(
+    history: History, pools: Pools, plan: Plan, limit_bytes: int | None = None, *, briefly: bool = False
+) -> Played:
     """Play a first and a steady step on the pool, and the steady one again, whose calls count.
 
     The one before it has also taken what the optimizer's state, new since the first, left no room for.
-    limit_bytes: what the driver can give it; None: no limit.
+    limit_bytes: what the driver can give it; None: no limit. briefly: its calls count, as of a plan that no allocator makes fit.
     """
     run, needed = _PoolRun(history, plan), 0
     try:
@@ -168,7 +171,7 @@ def play_pool(history: History, pools: Pools, plan: Plan, limit_bytes: int | Non
     except OutOfMemoryError as exc:
         tally, reserved, needed = _Tally(plan, history), [], exc.needed_bytes
     peak, retries = run.driver.highest, run.num_retries - run.retries_before
-    if reserved:
+    if reserved and not briefly:
         tally = run.settled() or tally
     return Played(
         use=tally.use(pools.policy, plan),
@@ -199,9 +202,12 @@ class _PoolRun:
     def begin(self, pools: Pools, limit_bytes: int | None) -> None:
         """The first step. Raises OutOfMemoryError."""
         requests = self.sequence.requests
-        needs = replace(pools.inputs(limit_bytes), checkpoints=checkpoints(requests))
+        needs = pools.inputs(limit_bytes)
+        if pools.name == "checkpoint_buffer":
+            needs = replace(needs, checkpoints=checkpoints(requests))
         self.pool = make_pool(pools.name, needs, self.driver)
         play(requests[: self.sequence.steady], self.pool, handles=self.handles)
+        report(PLAYED, MEMORY)
         self.retries_before, self.first_highest = self.pool.num_retries, self.driver.highest
         self.driver.highest = self.driver.held
 
@@ -234,7 +240,7 @@ class _PoolRun:
         """(event at which it begins, requests) of each moment of a sequence's last step, which is the history's or repeats it."""
         begins, first = self._begins, self.history.steady
         shift = sequence.steady - begins[first]
-        for start, end in pairwise([first, *self.history.bounds[1:]]):
+        for start, end in reported([*pairwise([first, *self.history.bounds[1:]])], PLAYED, MEMORY):
             yield start, sequence.requests[begins[start] + shift : begins[end] + shift]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemoryError
@@ -69,7 +69,7 @@ class DriverCalls:
         return pressure_of(counts, sizes, peak_reserved_bytes, num_retries, fails=fails)
 
 
-def drive(events: list[Event], allocator: CachingAllocator) -> Iterator[tuple[int, Event, Block | None]]:
+def drive(events: Iterable[Event], allocator: CachingAllocator) -> Iterator[tuple[int, Event, Block | None]]:
     """(index, event, its block) after each event has been played. Raises OutOfMemoryError where one does not fit."""
     blocks: dict[int, Block] = {}
     for index, event in enumerate(events):

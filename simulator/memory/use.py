@@ -9,6 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from simulator.base.fit import Fit, fit_of
+from simulator.base.progress import MEMORY, WRITTEN, reported
 from simulator.base.remembered import recent
 from simulator.memory.allocator import AllocatorSettings, CachingAllocator
 from simulator.memory.history import (
@@ -233,7 +234,8 @@ def _on_pool(
 ) -> tuple[MemoryUse, list[int]]:
     """The same on the pool that the plan asks for, and what it has reserved at the end of each moment."""
     pools = Pools.of(plan)
-    free = play_pool(history, pools, plan)
+    exceeds = live.peak[0] + outside > capacity_bytes(device, plan, outside) and not plan.memory.refill_every
+    free = play_pool(history, pools, plan, briefly=exceeds)
     size, seconds = compression(history, plan)
     with_compression = partial(replace, compressed_bytes=size, compress_s=seconds)
     use = replace(
@@ -307,7 +309,8 @@ def _fullest(
     """The history of the rank whose live bytes reach highest, among the pipeline's stages."""
     library: Library = "gloo" if device.architecture == "cpu" else "nccl"
     write = partial(write_history, model, plan, stack, blocks, workspace_bytes(device), library=library, lead=lead)
-    found = (compressed(write(stage=stage), plan.memory) for stage in _candidates(model, plan, stages))
+    among = reported(_candidates(model, plan, stages), WRITTEN, MEMORY)
+    found = (compressed(write(stage=stage), plan.memory) for stage in among)
     return max(((one, live_of(one)) for one in found), key=lambda pair: pair[1].peak[0])
 
 

@@ -244,7 +244,8 @@ def program_history(capture: Capture, cluster: Cluster, memory: MemoryPlan = USU
 
 
 def _history(script: CapturedScript, device: Device, memory: MemoryPlan) -> History:
-    return compressed(script_history(script.step, script.before, script.categories, workspace_bytes(device)), memory)
+    workspaces = zip(script.products, workspace_bytes(device), strict=False)  # a CPU has none
+    return compressed(script_history(script.step, script.before, script.categories, workspaces), memory)
 
 
 def _memory_of_ranks(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from simulator.base.errors import InputError
 from simulator.base.fit import Fit
+from simulator.base.remembered import made_once
 from simulator.memory import MemoryUse, memory_uses, outside_torch_bytes, step_live_bytes, window_bytes, write_history
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.outside import workspace_bytes
@@ -111,6 +112,7 @@ class _Search:
     proof_layers: int = _PROOF_LAYERS
     estimated_layers: int = _ESTIMATED_LAYERS
     effects: dict[frozenset[object], _Figures] = field(default_factory=dict)  # of single changes
+    overflowing: dict[frozenset[object], bool] = field(default_factory=dict)  # changes whose lower tiers were looked at
     fitting: set[frozenset[str]] = field(default_factory=set)  # kinds of changes that were found to fit
 
     @property
@@ -194,14 +196,14 @@ class _Search:
             return True
         return bool(with_lower_tiers(self.memory, lowering).binding.name)
 
-    def room(self, candidate: _Candidate) -> float:
-        """Bytes that live tensors may take for the allocator's interval to fit; none where a lower tier overflows."""
-        if candidate.plan.offload.any and self._overflows(candidate):
-            return 0.0
+    def fits(self, candidate: _Candidate, slack: float = 1.0) -> bool:
+        """Live bytes are at most `slack` times those for which the allocator's interval fits, and no lower tier overflows."""
         plan, stack = candidate.plan, candidate.stack
         outside = outside_torch_bytes(candidate.cluster.device, plan, stack=stack)
         outside += window_bytes(self.model, plan, stack)
-        return (self.memory.capacity_bytes - outside) / RESERVED_HIGH
+        if candidate.figures.live > slack * (self.memory.capacity_bytes - outside) / RESERVED_HIGH:
+            return False
+        return not plan.offload.any or not made_once(self.overflowing, candidate.change.key, self._overflows, candidate)
 
 
 def _pipeline_proofs(plan: Plan, num_layers: int) -> int:
@@ -245,7 +247,7 @@ def remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Reme
         frontier = list(_estimated(search, _promising(search, frontier)))
         if depth == 0:
             search.effects = {c.change.key: c.figures.over(unchanged) for c in frontier}
-        fitting = [c for c in frontier if c.figures.live <= search.room(c)]
+        fitting = [c for c in frontier if search.fits(c)]
         found += _proved(search, sorted(fitting, key=lambda c: c.rank), device_s_per_token(plan, step_s))
         if len(found) == search.wanted or not search.effort_left:
             break
@@ -269,10 +271,8 @@ def _promising(search: _Search, frontier: Iterable[_Candidate]) -> list[_Candida
                 children.setdefault(child.change.key, child)
     if not search.effects:
         return list(children.values())
-    may = [c for c in children.values() if c.figures.live <= _SLACK * search.room(c)]
-    if may:
-        return sorted(may, key=lambda c: c.rank)[:_WIDTH]
-    return sorted(children.values(), key=lambda c: c.figures.live)[:_WIDTH]
+    may = [c for c in children.values() if search.fits(c, _SLACK)]
+    return sorted(may or children.values(), key=lambda c: c.rank if may else c.figures.live)[:_WIDTH]
 
 
 def _child(search: _Search, parent: _Candidate, change: Change) -> _Candidate | None:
@@ -341,8 +341,7 @@ def _proof(search: _Search, candidate: _Candidate, cost_before: float) -> Remedy
 
 def _pools(plan: Plan) -> list[AllocatorSettings | None]:
     """The plan's own pool; where it asks for none, PyTorch's as it is, and with expandable segments."""
-    settings: list[AllocatorSettings | None] = [None]
-    return settings if asks_for_pool(plan) else [AllocatorSettings(expandable_segments=on) for on in (False, True)]
+    return [None] if asks_for_pool(plan) else [AllocatorSettings(expandable_segments=on) for on in (False, True)]
 
 
 def _remedy(change: Change, plan: Plan, memory: MemoryUse, step_s: float, cost_before: float) -> Remedy:

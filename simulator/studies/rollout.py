@@ -27,7 +27,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving import InferencePlan, Serving, Workload, serve
+from simulator.studies.serving import InferencePlan, Serving, Workload, serve, with_defaults
 from simulator.studies.serving.workload import Lengths
 from simulator.work.collectives import choose
 from simulator.work.parameters import trained_numel
@@ -122,7 +122,7 @@ def iteration_of(
         seed=rollout.seed,
         warmup=0,
     )
-    requests = load.requests()
+    requests = load.requests(model.image_tokens)
     lengths = sorted(one.prompt_tokens + one.output_tokens for one in requests)
     if faults := list(_faults(rollout, plan, lengths[-1])):
         raise InputError(faults)
@@ -131,6 +131,7 @@ def iteration_of(
     engine = rollout.inference
     if engine.max_model_len is None:  # trl, verl and OpenRLHF ask their engine for prompts and answers, and no more
         engine = engine.model_copy(update={"max_model_len": plan.seq_len})
+    engine = with_defaults(engine, Stack.of(engine), where.device, model)
     serving = serve(model, engine, where, requests, warmup=0.0)
     if serving.latencies is None:
         problem = f"the engine does not fit in memory: {serving.cause}"

@@ -31,7 +31,7 @@ CODES: Final = frozenset({0, 1, 2, 3, 4, 5, 130, 141})
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _ASKING: Final = {"socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "urllib.Request"}  # fmt: skip
 _AT_WORK: Final = re.compile(
-    rb"^(?:[\d,]+ of [\d,]+ |\w+: [\d,]+ of [\d,]+ |shardwise: playing |memory of [\d,]+ layers, |.*(?:survey|simulation) of ).* left$",
+    rb"^(?:[\d,]+ of [\d,]+ |\w+: [\d,]+ of [\d,]+ |shardwise: (?:playing|memory of|writing) |memory of [\d,]+ layers, |.*(?:listing|survey|simulation) of ).* left$",
     re.MULTILINE,
 )  # it was asked for much, and says how long it takes
 _WARNED: Final = re.compile(rb"^\S+\.py:\d+: \w*Warning: ", re.MULTILINE)
@@ -113,7 +113,7 @@ def _called(case: Seed, folder: Path) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a campaign in the background has it ignored
     os.environ["HOME"] = str(folder.with_suffix(".home"))  # what is kept there goes with the case
     if "ui" in case.argv[:1]:
-        threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=_interrupt, args=(folder.with_suffix(".out"),), daemon=True).start()
     if not case.alone:
         _without_network()
     sys.argv = ["shardwise", *case.argv]
@@ -127,6 +127,14 @@ def _called(case: Seed, folder: Path) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def _interrupt(out: Path) -> None:
+    """Ctrl-C, once the address stands there; a command that is refused has ended before."""
+    while not out.read_bytes().startswith(b"http"):
+        time.sleep(0.02)
+    time.sleep(0.1)  # it serves
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 @cache

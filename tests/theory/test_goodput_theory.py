@@ -59,6 +59,10 @@ def test_without_failures_a_run_is_its_work_and_the_checkpoints_between() -> Non
     between = -(-BASE.work_s // BASE.interval_s) - 1
     assert played.total_s == pytest.approx(BASE.work_s + between * BASE.blocking_s)
     assert played.interruptions == {}
+    assert expected_s(BASE.work_s, inf, BASE.blocking_s, BASE.interval_s, 60.0) == pytest.approx(played.total_s)
+    whole = 500 * BASE.interval_s
+    never_s, rarely_s = (expected_s(whole, mtbf_s, BASE.blocking_s, BASE.interval_s, 60.0) for mtbf_s in (inf, 1e12))
+    assert rarely_s == pytest.approx(never_s + BASE.blocking_s, rel=1e-6)  # that formula has one at the end, too
 
 
 @pytest.mark.parametrize("checkpoint_s", [1.0, 60.0, 600.0])

@@ -245,8 +245,8 @@ def test_attention_read_off_a_line_is_within_a_thousandth(llama: Model, h100: Cl
             assert costs.attention.decode_s(count, count * context) == pytest.approx(exact, rel=1e-3)
 
 
-def test_little_s_law_and_conservation_of_tokens(llama: Model, h100: Cluster) -> None:
-    """L = lambda W over the whole run; every token of prompts and answers is computed once, and once more if thrown away."""
+def test_conservation_of_tokens(llama: Model, h100: Cluster) -> None:
+    """Every token of prompts and answers is computed once, and once more if thrown away."""
     plan = InferencePlan(max_sequences=32, max_batched_tokens=512)
     costs = real_costs(llama, plan, h100)
     prompts = Choice(distribution="choice", values=(50, 700, 2000))
@@ -259,9 +259,6 @@ def test_little_s_law_and_conservation_of_tokens(llama: Model, h100: Cluster) ->
         computed = sum(r.prompt_tokens + r.output_tokens - 1 for r in requests)  # the last token is never fed back
         assert played.prefilled + played.decoded == computed + played.recomputed
         assert played.meter.output_tokens == sum(r.output_tokens for r in requests)
-        queued_s = queued(costs, played)
-        inside = math.fsum(job.end_s - at_s for job, at_s in zip(played.jobs, queued_s, strict=True))
-        assert played.meter.request_s == pytest.approx(inside, rel=1e-9)
         assert played.leftover_blocks == 0
         assert played.meter.peak_blocks <= 260
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from simulator import Cluster, Model, Plan, Prediction, predict
 from simulator.cli import main
-from simulator.memory import History, device_history
+from simulator.memory import History, device_history, pools
 from simulator.memory.allocator.blocks import MIB
 from simulator.memory.driver_costs import DriverCosts
 from simulator.memory.history import live_by_category
@@ -328,3 +329,25 @@ def test_a_search_does_not_prune_what_compression_makes_fit(capsys: pytest.Captu
         codes[name] = main([*asked, *more])
         capsys.readouterr()
     assert codes == {"plain": 4, "compressed": 0}
+
+
+def test_a_step_is_played_as_often_as_its_figures_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where live tensors alone do not fit, no step is repeated for its calls; a buffer is sized where one is kept."""
+    counted: list[str] = []
+    settled, sized = pools._PoolRun.settled, pools.checkpoints
+    monkeypatch.setattr(pools._PoolRun, "settled", lambda run: counted.append("repeated") or settled(run))
+    monkeypatch.setattr(pools, "checkpoints", lambda requests: counted.append("sized") or sized(requests))
+    model, cluster = Model.load("gpt2"), Cluster.load("hgx-h100-8", 1)
+    found = {}
+    for policy, size in product(("defrag", "checkpoint_buffer"), (1, 512)):
+        plan = Plan(dp_shard=8, seq_len=1024, micro_batch_size=size, memory_policy=policy)  # type: ignore[call-arg]
+        counted.clear()
+        memory = predict(model, plan, cluster).memory
+        found[policy, memory.live_tensors_fit] = [*counted]
+        assert memory.peak_reserved_bytes >= memory.peak_allocated_bytes
+    assert found == {
+        ("defrag", True): ["repeated"],
+        ("defrag", False): [],
+        ("checkpoint_buffer", True): ["sized", "repeated"],
+        ("checkpoint_buffer", False): ["sized"],
+    }

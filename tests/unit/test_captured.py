@@ -16,15 +16,17 @@ from simulator.formats.readers.capture import capture_of, read_capture
 from simulator.memory.allocator import CachingAllocator
 from simulator.memory.driver_costs import DriverCosts
 from simulator.memory.history import script_history, step_live_bytes, step_reserved_bytes
+from simulator.memory.outside import workspace_bytes
 from simulator.play.lower.work import Clock
 from simulator.predict import Prediction
 from simulator.predict.prediction import OWN_ALLOCATOR
 from simulator.predict.program import predict_program, usual_stack
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.device import Device
 from simulator.spec.plan.memory import BLOCK_BYTES, MemoryPlan
 from simulator.spec.software.stack import Stack
-from simulator.work.captured.capture import CPU, Kind
+from simulator.work.captured.capture import CPU, Kind, Phase
 from simulator.work.captured.kernels import priced
 from simulator.work.captured.script import captured_script
 from simulator.work.captured.tensors import parsed
@@ -356,6 +358,25 @@ def test_a_capture_is_predicted_and_its_storages_are_live_bytes() -> None:
     live = step_live_bytes(script_history(script.step, script.before, script.categories))
     assert live.peak[0] == (1 << 20) + GATHER
     assert live.resident == 1 << 20
+
+
+def test_a_workspace_is_taken_by_a_thread_s_first_product() -> None:
+    """cuBLAS asks the allocator for it then: a large block that is free is cut, and serves what is as large no more."""
+    large, (workspace, _) = 1 << 30, workspace_bytes(Device.load("h100-sxm5-80gb"))
+    until = [
+        [Kind.ALLOCATE, 5, large, 0], [Kind.OPERATOR, 0, 0, 0, Phase.FORWARD], [Kind.FREE, 5],
+        [Kind.OPERATOR, 0, 0, 0, Phase.BACKWARD],
+    ]  # fmt: skip
+    step = [[Kind.ALLOCATE, 6, large, 0], [Kind.OPERATOR, 0, 0, 0, 0], [Kind.FREE, 6], [Kind.STEP, 3]]
+    without = [event for event in until if event[0] != Kind.OPERATOR]
+    cluster = Cluster.load("hgx-h100-8")
+    taken, early = (
+        predict_program(capture_of(capture(events=before + step, steady=len(before)), "by hand"), cluster).memory
+        for before in (until, without)
+    )
+    assert taken.peak_allocated_bytes == early.peak_allocated_bytes
+    assert early.peak_reserved_bytes == large + 2 * workspace
+    assert taken.peak_reserved_bytes == 2 * large + workspace
 
 
 def test_an_interval_never_starts_below_the_data_sheet() -> None:

@@ -69,6 +69,15 @@ def test_without_failures_all_of_the_time_trains_or_saves(study: str, capsys: py
     document = json.loads(told(capsys, study, "--json", "--failures", "none", "--checkpoint-interval", "30min")[1])
     assert document["mtbf_s"] is None
     assert {part["part"] for part in document["parts"]} == {"training", "checkpoints"}
+    played_s = sum(part["seconds"] for part in document["parts"])
+    assert document["expected_days"] == pytest.approx(played_s / 86400)
+
+
+def test_no_interval_is_played_that_is_shorter_than_a_step(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(study).write_text(STUDY.replace("2GB/s", "1000TB/s").replace("seq_len", "num_micro_batches = 16\nseq_len"))
+    document = json.loads(told(capsys, study, "--json", "--checkpoint-interval", "1ms")[1])
+    assert document["saving"]["blocking_s"] < document["step_s"] / 2
+    assert min(one["interval_s"] for one in document["intervals"]) >= document["step_s"]
 
 
 def test_days_spread_to_either_side_as_the_step_s_own_interval_does() -> None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from simulator.base import room
 from simulator.base.files import abandoned
 from simulator.base.processes import WorkerPool, claim, mapped
+from simulator.cli import main
 from simulator.studies.search.journal import Journal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,3 +151,49 @@ def test_a_worker_that_starts_while_its_parent_leaves_says_nothing(raised: str, 
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert ended.returncode == 1
     assert ("Traceback" in ended.stderr) == said
+
+
+def test_a_pool_that_may_not_have_its_processes_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under `ulimit -u` one waited for ever: CPython's thread that feeds its workers could not be started."""
+    start, seen = threading.Thread.start, list[threading.Thread]()
+
+    def limited(thread: threading.Thread) -> None:
+        if len(seen) == 7:
+            raise RuntimeError("can't start new thread")
+        seen.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    monkeypatch.setattr(room, "limit_bytes", lambda: 0)
+    with pytest.raises(OSError, match=r"^\[Errno 11\] 7 more .*, and 2 workers \(--jobs\) take 8$"):
+        WorkerPool(2)
+    for thread in seen:  # none of those that were tried stays
+        thread.join(5)
+        assert not thread.is_alive()
+    varied = ["--vary", "plan.tp=1,2", "--vary", "plan.micro_batch_size=1,2,4,8,16"]
+    assert main(["explore", "--model", "gpt2", "--cluster", "hgx-h100-8", *varied, "--jobs", "2"]) == 5
+    told = "shardwise: this process: 0 more processes and threads may be started (ulimit -u), and 2 workers (--jobs) take 8"
+    assert capsys.readouterr().err == told + "\n"
+    monkeypatch.setattr("simulator.cli.explore.explored", lambda *_: limited(threading.current_thread()))
+    assert main(["explore", "--model", "gpt2", "--cluster", "hgx-h100-8", *varied]) == 5
+    assert capsys.readouterr().err == "shardwise: no more processes and threads may be started (ulimit -u)\n"
+
+
+def test_a_few_long_items_are_answered_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of nine, eight came together: their progress was told after minutes."""
+    chunks: list[int] = []
+
+    def noted(_: WorkerPool, run: Callable[[int], int], items: Sequence[int], chunk: int) -> Iterator[int]:
+        chunks.append(chunk)
+        return map(run, items)
+
+    monkeypatch.setattr(WorkerPool, "mapped", noted)
+    monkeypatch.setattr(WorkerPool, "__init__", lambda *_: None)
+    monkeypatch.setattr(WorkerPool, "__exit__", lambda *_: None)
+    assert list(mapped(abs, range(-9, 0), jobs=2)) == [*range(9, 0, -1)]
+    assert len(list(mapped(abs, range(1000), jobs=2))) == 1000
+    assert list(mapped(abs, range(8), jobs=2)) == [*range(8)]  # here
+    assert chunks == [1, 8]

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from simulator.base.progress import MEMORY, PLAY, WRITING, listened_by, report
 from simulator.cli import progress
 from simulator.cli.place import _progress
 from simulator.cli.progress import StatusLine
 from simulator.cli.search import _ProgressLine
 from simulator.cli.serve_search import _progress_line
+from simulator.formats.writers.snapshot import write_snapshot
+from simulator.memory import device_history
 from simulator.predict import predict
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 from simulator.studies.search import Progress
 
 
@@ -57,7 +62,8 @@ def test_a_search_of_servers_says_how_long_each_of_its_steps_takes(
 def test_a_search_says_how_long_survey_and_budget_take(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     line = _ProgressLine()
     told = [
-        (0, Progress("listing", 256, None)),
+        (0, Progress("listing", 128, None, spent=0.5)),
+        (0, Progress("listing", 256, None, spent=1.0)),
         (2, Progress("scouting", 3, 3)),
         (8, Progress("survey", 10, 40)),  # 8 s for a quarter: 24 s
         (6, Progress("simulation", 1, None, spent=0.0)),
@@ -76,6 +82,13 @@ def test_a_search_says_how_long_survey_and_budget_take(clock: list[float], capsy
     clock[0] += 40
     line(Progress("simulation", 5, None, best=1.5, spent=0.1))
     assert capsys.readouterr().err == "simulation of 5 plans, best 1.5, 126 s, some 360 s left\n"
+    for share in (0.1, 0.4):
+        clock[0] += 30
+        line(Progress("listing", 2560, None, spent=share))  # of the next search: 60 s for four tenths
+    assert capsys.readouterr().err.splitlines()[-1] == "listing of 2,560 branches, 186 s, some 90 s of it left"
+    clock[0] += 30
+    line(Progress("scouting", 1, 3))
+    assert capsys.readouterr().err == "scouting of 1 of 3 branches, 216 s\n"
 
 
 def test_quick_work_leaves_no_line_in_a_log(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,9 +128,47 @@ def test_a_step_that_is_played_is_told_as_it_goes(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(StatusLine, "show", lambda _, line, **__: told.append(line))
     with progress.playing(plan, cluster):
         assert predict(model, plan, cluster, advise=True) == alone
-    assert told[0].startswith("shardwise: playing 4 stages: 2%")  # of six plays, the program of the first stage
-    assert told[-1] == "shardwise: playing 4 stages: 100%, some 0 s left"
-    assert len(told) >= 6 * 4
+    memory = [line for line in told if "memory of 4 stages" in line]
+    assert memory == told[: len(memory)]
+    assert memory[0].startswith("shardwise: memory of 4 stages: 40%, some ")  # its two ends are written
+    assert memory[0].endswith(" s of it left")
+    assert memory[-1] == "shardwise: memory of 4 stages: 100%, some 0 s of it left"
+    played = told[len(memory) :]
+    assert played[0].startswith("shardwise: playing 4 stages: 2%")  # of six plays, the program of the first stage
+    assert played[-1] == "shardwise: playing 4 stages: 100%, some 0 s left"
+    assert len(played) >= 6 * 4
+
+
+@pytest.mark.parametrize("policy", ["caching", "defrag"])
+def test_what_is_said_to_be_left_is_of_what_is_being_done(
+    policy: str, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half an hour was said to be left of seconds, as the time that memory had taken counted as that of the first play."""
+    told: list[str] = []
+    monkeypatch.setattr(StatusLine, "show", lambda _, line, **__: told.append(line))
+    with progress.told("it", {MEMORY: 1, PLAY: 2}):
+        clock[0] += 100
+        report(1.0, MEMORY)
+        for _ in range(4):
+            clock[0] += 1
+            report(0.1, PLAY)
+    assert told[-1] == "shardwise: playing it: 20%, some 16 s left"
+    plan = {"pp": 2, "schedule": "gpipe", "zero": 1, "num_micro_batches": 8, "seq_len": 128, "dp_shard": 4}
+    asked = Plan(**plan, memory_policy=policy)  # type: ignore[arg-type]
+    parts: list[float] = []
+    with listened_by(lambda work, part: parts.append(part) if work == MEMORY else None):
+        predict(Model.load("gpt2"), asked, Cluster.load("hgx-h100-8", 1))
+    assert sum(parts) == pytest.approx(1.0)
+
+
+def test_a_snapshot_is_told_as_it_is_written(tmp_path: Path) -> None:
+    model, cluster = Model.load("llama3-8b"), Cluster.load("hgx-h100-8", 1)
+    history = device_history(model, Plan(dp_shard=8, seq_len=128), Stack.of(Plan()), cluster.device)
+    parts: list[float] = []
+    with listened_by(lambda work, part: parts.append(part) if work == WRITING else None):
+        write_snapshot(tmp_path / "s.pickle", history)
+    assert len(parts) > 1
+    assert sum(parts) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("plan", [{"pp": 2, "num_micro_batches": 2}, {"dp_shard": 8}])
@@ -129,7 +180,7 @@ def test_a_step_of_any_size_is_told_where_it_takes_long(
     model, cluster = Model.load("gpt2"), Cluster.load("hgx-h100-8", 1)
     asked = asked.copy_with(dp_shard=8 // asked.pp)
     now = [1000.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now.__setitem__(0, now[0] + 4) or now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now.__setitem__(0, now[0] + 31) or now[0])
     with progress.playing(asked, cluster):
         predict(model, asked, cluster)
     words = "playing 2 stages: " if asked.pp > 1 else "playing the step: "

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from simulator import Cluster, Model, Plan, Prediction, predict
+from simulator import Cluster, InferencePlan, Model, Plan, Prediction, Workload, predict, serve
 from simulator.base.errors import InputError
 from simulator.cli import main
 from simulator.studies.rollout import Iteration, Rollout, iteration_of, read_rollout
-from simulator.studies.serving import Workload, serve
 
 MODEL, CLUSTER = Model.load("gpt2"), Cluster.synthesise("a100-80gb", 2)
 ASKED: dict[str, Any] = {
@@ -37,8 +36,8 @@ def iteration(plan: Plan = DDP, **changes: Any) -> Iteration:
 
 def test_its_parts_are_those_of_serving_and_training() -> None:
     found, step = iteration(), trained(DDP)
-    requests = Workload(rate=0, num_requests=32, prompt_tokens=64, output_tokens=64, warmup=0).requests()
-    served = serve(MODEL, Rollout.model_validate(ASKED).inference, CLUSTER, requests, warmup=0.0)
+    requests = Workload(rate=0, num_requests=32, prompt_tokens=64, output_tokens=64, warmup=0)
+    served = serve(MODEL, InferencePlan(**ASKED["inference"], max_model_len=128), CLUSTER, requests)
     assert served.latencies is not None
     assert found.generate_s == served.latencies.latency.max_s
     assert (found.sequences, found.steps, found.output_tokens) == (32, 4, 32 * 64)
@@ -48,6 +47,21 @@ def test_its_parts_are_those_of_serving_and_training() -> None:
     assert found.iteration_s == pytest.approx(found.generate_s + found.log_probs_s + found.train_s)
     assert found.training_bytes == step.memory.used_bytes
     assert found.generating_bytes == served.memory.used_bytes + step.memory.resident_bytes
+
+
+def test_the_engine_has_its_own_defaults() -> None:
+    """vLLM runs 1,024 sequences at once on Hopper, and 256 before."""
+    cluster = Cluster.synthesise("h100-sxm5-80gb", 2)
+    asked = ASKED | {"prompts": 200, "inference": {}}
+    found = iteration_of(Rollout.model_validate(asked), predict(MODEL, DDP, cluster), MODEL, DDP, cluster)
+    requests = Workload(rate=0, num_requests=800, prompt_tokens=64, output_tokens=64, warmup=0)
+    all_at_once, fewer = (
+        serve(MODEL, InferencePlan(max_model_len=128, **own), cluster, requests).latencies
+        for own in ({"max_sequences": 1024}, {"max_sequences": 256})
+    )
+    assert all_at_once is not None
+    assert fewer is not None
+    assert found.generate_s == all_at_once.latency.max_s < fewer.latency.max_s
 
 
 def test_what_changes_a_part() -> None:

@@ -164,7 +164,6 @@ def test_an_interrupted_search_claims_no_gap() -> None:
 
 
 def test_a_search_says_where_it_stands_from_its_first_branches_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simulator.studies.search.driver._LISTED", 1)
     study, seen, asked = _study(budget=5), list[tuple[str, int]](), list[int]()
 
     def surveyed(*given: Any, scouts: bool) -> Survey:
@@ -172,8 +171,16 @@ def test_a_search_says_where_it_stands_from_its_first_branches_on(monkeypatch: p
         return _surveyed(*given, scouts=scouts)
 
     monkeypatch.setattr("simulator.studies.search.engines._surveyed", surveyed)
+    listed: list[float | None] = []
+
+    def told(progress: Progress) -> None:
+        seen.append((progress.phase, progress.done))
+        listed.extend([progress.spent] * (progress.phase == "listing"))
+
     with Serial(study) as engine:
-        search(study, engine, None, lambda progress: seen.append((progress.phase, progress.done)))
+        search(study, engine, None, told)
+    assert listed == sorted(one for one in listed if one is not None)
+    assert listed[-1] == 1
     assert list(dict.fromkeys(phase for phase, _ in seen))[:3] == ["listing", "scouting", "survey"]
     assert len(asked) > 1
     assert asked == sorted(set(asked))  # something was said before each task

@@ -146,6 +146,16 @@ def test_collectives_are_those_of_fsdp2(folder: Path) -> None:
     }
 
 
+def test_the_first_product_of_a_forward_and_of_a_backward_is_kept(folder: Path) -> None:
+    """Of the operators before the recorded step."""
+    capture = read_capture(captured(folder, "fsdp", *SIZES))
+    first = [event for event in capture.events[: capture.steady] if event[0] == Kind.OPERATOR]
+    assert [Phase(event[4]) for event in first] == [Phase.FORWARD, Phase.BACKWARD]
+    assert {capture.signatures[event[1]][0] for event in first} == {"aten.mm.default"}
+    forward, backward = captured_script(capture).products
+    assert 0 < forward < backward
+
+
 def test_what_stays_is_the_shard_and_its_state(folder: Path) -> None:
     """Parameters, and Adam's two moments, in fp32 over 8 ranks; gradients go before the next forward."""
     capture = read_capture(captured(folder, "fsdp", *SIZES))

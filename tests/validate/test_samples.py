@@ -55,6 +55,19 @@ def test_a_bad_line_is_named_and_the_rest_is_kept(tmp_path: Path, bad: str, says
     assert says in faults[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name in ("memory_bytes", "num_ranks") for value in (0, -1, 1.5, "x", [], {}, True, 10**30)]
+    + [("settings", value) for value in (1, "x", [])] + [("nics", value) for value in (1, "x", {})],
+)  # fmt: skip
+def test_a_fact_of_a_machine_that_is_none_is_named_and_left_out(name: str, value: object, tmp_path: Path) -> None:
+    found = read_samples([written(tmp_path, {**MACHINE, name: value}, GEMM)])
+    (fault,) = found.faults
+    assert f"line 1: machine: {name} = {value!r} is not a" in str(fault)
+    assert name not in found.machine.facts
+    assert len(found.samples) == 1
+
+
 def test_a_last_line_that_was_being_written_is_called_cut_off(tmp_path: Path) -> None:
     faults, count = faults_of(tmp_path, json.dumps(GEMM)[:30])
     assert count == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,7 +84,7 @@ def captured_json(job: Job, progress: Callable[[int, str], None] | None = None) 
                 ]
             ],
             Deadlines(other_s=60 * job.minutes, total_s=60 * job.minutes),
-            environments=[_environment()],
+            environments=[{"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}],  # nothing is computed
             scratch=scratch,
             memory_bytes=memory_limit(),
             progress=progress,
@@ -205,13 +204,6 @@ def _as_json(job: Job) -> dict[str, Any]:
             "num_sms": device.num_sms,
         },
     }
-
-
-def _environment() -> dict[str, str]:
-    """The project beside the user's own path; one thread, since nothing is computed."""
-    home = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
-    return {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def _error(job: Job, outcome: SupervisedOutcome, scratch: Path) -> BaseException:

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 from simulator.work.captured.capture import Kind
 from validate.capture import checkpoints, trees
 from validate.capture.inductor import Step, partitioned, scheduled
-from validate.capture.log import Log
+from validate.capture.log import PRODUCTS, Log
 from validate.capture.mode import CaptureMode
 from validate.capture.modules import Modules, reached, written_alike
 from validate.capture.storages import Storages
@@ -247,7 +247,7 @@ class Runner:
 
     def _launch(self, step: Step) -> None:
         log = self._owner.log
-        if not log.detailed or step.signature is None:
+        if step.signature is None or not log.writes(product=step.signature[0] in PRODUCTS):
             return
         number = log.signature(step.signature)
         if step.cost is not None:

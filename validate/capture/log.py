@@ -15,12 +15,17 @@ from simulator.work.captured.capture import HOST, Kind, Phase
 from simulator.work.captured.cost import COSTS, KernelCost
 
 Signature = tuple[Hashable, ...]
+PRODUCTS = {f"aten.{name}" for name in ("mm.default", "addmm.default", "bmm.default", "baddbmm.default", "linear.default", "mm.out")}  # fmt: skip
 _ALIKE = 8  # answers that differ in numbers alone, from which on they are told as one
 _WHOLE = re.compile(r"(?<![\w.])\d[\d,]*(?![\w.])")
 
 
 class Log:
-    """Events of all steps; operators, collectives and streams only while `detailed`. Storages are followed throughout."""
+    """Events of all steps; operators, collectives and streams only while `detailed`. Storages are followed throughout.
+
+    Of the operators before that, the first product of a forward and of a backward are kept: a thread's first one takes
+    cuBLAS's workspace.
+    """
 
     def __init__(self) -> None:
         self.events: list[list[int]] = []
@@ -34,6 +39,7 @@ class Log:
         self.counts_host = True
         self.closed = False  # the recorded step is over: what dies with the program is no part of it
         self.phase = Phase.FORWARD
+        self._multiply = {Phase.FORWARD, Phase.BACKWARD}  # which no product was seen of
         self.host: dict[Phase, list[int]] = {phase: [0] * len(HOST) for phase in Phase}
 
     def add(self, kind: Kind, *values: int) -> None:
@@ -41,6 +47,13 @@ class Log:
         if self.closed:
             return
         self.events.append([kind, *values])
+
+    def writes(self, *, product: bool) -> bool:
+        """Whether the operator that runs is kept."""
+        if product and self.phase in self._multiply:
+            self._multiply.remove(self.phase)
+            return True
+        return self.detailed
 
     def handled(self, handle: int, phase: Phase, count: int = 1) -> None:
         """The host did something of `HOST` that launches nothing."""

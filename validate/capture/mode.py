@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from simulator.work.captured.capture import CPU, DISPATCH, VIEW, Kind, Phase
 from validate.capture import trees, truths, values
 from validate.capture.collectives import Collectives
 from validate.capture.fakes import Fakes
-from validate.capture.log import Log, cost_of
+from validate.capture.log import PRODUCTS, Log, cost_of
 from validate.capture.modules import Modules
 from validate.capture.ranks import RefusedError
 from validate.capture.routing import ALIGNMENTS, Routing
@@ -234,18 +235,19 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any, read: list[Any], made: list[Any]
     ) -> None:
         """Write an operator down, and follow what it made on the GPU. On the CPU an optimizer's are the step's, too."""
-        written = self._log.detailed and not _is_view(func)
+        log, operates = self._log, not _is_view(func)
         if made or any(one.device.type == "cuda" for one in read):
-            if func.namespace not in ("c10d", "_c10d_functional") and written:
+            exchanges = func.namespace in ("c10d", "_c10d_functional")
+            if operates and not exchanges and log.writes(product=func in _PRODUCTS):
                 self._write(func, args, kwargs, found)
-            elif func in _COPIED and self._log.detailed:
+            elif func in _COPIED and log.detailed:
                 self._write(aten.clone.default, args[:1], {}, found)
             for one in made:
                 self._storages.see(one)
             if func in _INSIDE:
                 self._storages.end(self._storages.begin(_INSIDE[func](args)))
             self.collectives.operator(func, args, found)
-        elif written and self._log.phase == Phase.OPTIMIZER:
+        elif operates and log.detailed and log.phase == Phase.OPTIMIZER:
             self._write(func, args, kwargs, found, stream=CPU)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -353,14 +355,7 @@ _CUDNN = {
     aten._cudnn_rnn.default,
     aten._cudnn_rnn_backward.default,
 }
-_PRODUCTS = {
-    aten.mm.default,
-    aten.addmm.default,
-    aten.bmm.default,
-    aten.baddbmm.default,
-    aten.linear.default,
-    aten.mm.out,
-}
+_PRODUCTS = {attrgetter(name)(torch.ops) for name in PRODUCTS}
 _OF_OTHERS = {
     aten.cholesky_solve.default: DispatchKey.CompositeExplicitAutograd,
     aten.linalg_pinv.atol_rtol_tensor: DispatchKey.CompositeExplicitAutogradNonFunctional,

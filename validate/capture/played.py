@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -128,10 +127,8 @@ def _job(request: PlayedProgram, scratch: Path) -> dict[str, Any]:
 
 def _environments(request: PlayedProgram, scratch: Path) -> list[dict[str, str]]:
     """As torchrun sets them; gloo stays on this machine."""
-    home = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
     common = {
-        "PYTHONPATH": path, "OMP_NUM_THREADS": str(request.threads), "WORLD_SIZE": str(request.ranks), "LOCAL_WORLD_SIZE": str(request.ranks),
+        "OMP_NUM_THREADS": str(request.threads), "WORLD_SIZE": str(request.ranks), "LOCAL_WORLD_SIZE": str(request.ranks),
         "SHARDWISE_RENDEZVOUS": str(scratch / "rendezvous"), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
     }  # fmt: skip
     if request.device == "cpu":

@@ -17,6 +17,7 @@ from validate.supervise.verdict import Verdict
 
 MARK = "SHARDWISE_RUN"  # in the environment of every process of a run, so that none is overlooked
 TICK_S = 0.05
+_HOME = str(Path(__file__).resolve().parents[2])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,9 +44,10 @@ class Interrupted(BaseException):
 
 
 def start(index: int, command: Sequence[str], extra: Mapping[str, str], scratch: Path | None) -> Rank:
-    """Start a rank with its pipes. Raises OSError."""
+    """Start a rank with its pipes; it finds our own modules, then those on the user's path. Raises OSError."""
     reading, writing = os.pipe()
-    environment = {**os.environ, **extra, "SHARDWISE_REPORT_FD": str(writing)}
+    path = os.pathsep.join(filter(None, [_HOME, os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, **extra, "SHARDWISE_REPORT_FD": str(writing)}
     if scratch is not None:
         environment |= {"TMPDIR": str(scratch), "SHARDWISE_SCRATCH": str(scratch)}
     try:

@@ -154,8 +154,7 @@ def read_serving_study(
         plan = stated
         if stack is not None and cluster is not None and not searched:
             plan = _completed(stated, stack, cluster, model, faults)
-        tower = model.sees if model is not None else None
-        requests = faults.attempt(lambda: _requests(workload, tower.taken if tower else 0))
+        requests = faults.attempt(lambda: requests_of(workload, model.image_tokens if model else 0))
     if faults or study is None or plan is None or model is None or cluster is None or stack is None or requests is None:
         raise InputError(dict.fromkeys(at_its_key(fault, origins, name, "inference") for fault in faults))
     return ServingStudy(
@@ -264,8 +263,8 @@ def _relabelled(fault: Fault, origins: Mapping[str, str], name: str) -> Fault:
     return replace(fault, place=" and ".join(dict.fromkeys(flags)) or f"{name}: {path}")
 
 
-def _requests(workload: Workload, image_tokens: int) -> Sequence[Request]:
-    """image_tokens: of each, beside its text."""
+def requests_of(workload: Workload, image_tokens: int) -> Sequence[Request]:
+    """Drawn, or of the trace. image_tokens: of each, beside its text. Raises InputError."""
     if workload.trace is None:
         return workload.requests(image_tokens)
     drawn = (set(Workload.model_fields) - {"trace", "warmup", "concurrency", "ramp_s"}) & workload.model_fields_set

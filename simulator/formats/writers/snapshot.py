@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.files import write_whole
+from simulator.base.progress import WRITING, reported
 from simulator.memory import History, label
 from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator
 from simulator.memory.pressure import drive
@@ -35,7 +36,7 @@ def _pickled(history: History, settings: AllocatorSettings) -> Iterator[bytes]:
     yield b"\x80\x04}(" + _opcodes("device_traces") + b"]]"  # a dictionary, its first key, a list, and in it another
     tracer = _Tracer(history)
     allocator = CachingAllocator(settings, on_driver=tracer.call)
-    for index, event, block in drive(history.events, allocator):
+    for index, event, block in drive(reported(history.events, 1.0, WRITING), allocator):
         tracer.record(index, event, block)
         if len(tracer.entries) >= _BATCH:
             yield _opcodes(tracer.entries)[_OPENED:]

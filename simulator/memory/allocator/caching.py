@@ -223,16 +223,13 @@ class CachingAllocator(ExpandableSegments):
         """A block for which no cached one is large enough. Raises OutOfMemoryError."""
         if self.settings.garbage_collection_threshold > 0:
             self._collect_garbage()
-        for attempt in (self._nothing, self._release_oversize, self._retry):
+        for attempt in (lambda *_: True, self._release_oversize, self._retry):
             if attempt(pool, size):
                 block = self._expand(pool, size) if self.settings.expandable_segments else self._segment(pool, size)
                 if block is not None:
                     return block
         msg = f"{size} bytes do not fit: {self.reserved_bytes} of {self.capacity_bytes} are reserved"
         raise OutOfMemoryError(msg, self.reserved_bytes + segment_bytes(size, self.settings.large_segment_bytes))
-
-    def _nothing(self, pool: Pool, size: int) -> bool:  # noqa: ARG002  first try: as things are
-        return True
 
     def _retry(self, pool: Pool, size: int) -> bool:  # noqa: ARG002  last try: after emptying the cache
         self.num_retries += 1

@@ -36,54 +36,17 @@ class PoolInputs:
 Maker = Callable[[PoolInputs, OnDriver], Pool[Any]]
 
 
-def _native(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
-    return CachingPool(needs.settings, needs.capacity_bytes, on_driver)
-
-
-def _expandable(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
-    settings = replace(needs.settings, expandable_segments=True)
-    return CachingPool(settings, needs.capacity_bytes, on_driver)
-
-
-def _first_fit(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
-    settings = replace(needs.settings, expandable_segments=False)
-    return CachingPool(settings, needs.capacity_bytes, on_driver, kind=FirstFitAllocator)
-
-
-def _arena(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
-    return ArenaPool(needs.capacity_bytes, on_driver)
-
-
-def _slab(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
-    return SlabPool(needs.capacity_bytes, on_driver)
-
-
-def _buffer(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
-    stream, num_bytes = needs.checkpoints
-    return BufferPool(num_bytes, stream, needs.settings, needs.capacity_bytes, on_driver)
-
-
-def _defrag(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
-    settings = replace(needs.settings, expandable_segments=False, max_split_size_bytes=UNLIMITED_BYTES)
-    return DefragPool(settings, needs.capacity_bytes, on_driver)
-
-
-def _fixed(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
-    return FixedPool(needs.capacity_bytes, on_driver, block_bytes=needs.block_bytes)
-
-
-POLICIES: Mapping[str, tuple[Maker, str]] = MappingProxyType(
-    {
-        "native": (_native, "PyTorch's caching allocator: best fit in cached segments"),
-        "expandable": (_expandable, "PyTorch's expandable segments: one growing range a stream"),
-        "first_fit": (_first_fit, "as native, but the fitting block at the lowest address"),
-        "arena": (_arena, "a region each for what is persistent, activations and temporaries"),
-        "slab": (_slab, "slots of exactly one size, reused for that size only"),
-        "checkpoint_buffer": (_buffer, "activations in a buffer taken once, all else native"),
-        "defrag": (_defrag, "native, and live blocks move out of sparse segments beside the program"),
-        "fixed": (_fixed, "whole blocks of one size, mapped together; up to 1 MiB native"),
-    }
-)
+_POLICIES: dict[str, tuple[Maker, str]] = {
+    "native": (lambda of, on_driver: CachingPool(of.settings, of.capacity_bytes, on_driver), "PyTorch's caching allocator: best fit in cached segments"),
+    "expandable": (lambda of, on_driver: CachingPool(replace(of.settings, expandable_segments=True), of.capacity_bytes, on_driver), "PyTorch's expandable segments: one growing range a stream"),
+    "first_fit": (lambda of, on_driver: CachingPool(replace(of.settings, expandable_segments=False), of.capacity_bytes, on_driver, kind=FirstFitAllocator), "as native, but the fitting block at the lowest address"),
+    "arena": (lambda of, on_driver: ArenaPool(of.capacity_bytes, on_driver), "a region each for what is persistent, activations and temporaries"),
+    "slab": (lambda of, on_driver: SlabPool(of.capacity_bytes, on_driver), "slots of exactly one size, reused for that size only"),
+    "checkpoint_buffer": (lambda of, on_driver: BufferPool(*of.checkpoints[::-1], of.settings, of.capacity_bytes, on_driver), "activations in a buffer taken once, all else native"),
+    "defrag": (lambda of, on_driver: DefragPool(replace(of.settings, expandable_segments=False, max_split_size_bytes=UNLIMITED_BYTES), of.capacity_bytes, on_driver), "native, and live blocks move out of sparse segments beside the program"),
+    "fixed": (lambda of, on_driver: FixedPool(of.capacity_bytes, on_driver, block_bytes=of.block_bytes), "whole blocks of one size, mapped together; up to 1 MiB native"),
+}  # fmt: skip
+POLICIES: Mapping[str, tuple[Maker, str]] = MappingProxyType(_POLICIES)
 
 
 def make_pool(name: str, needs: PoolInputs, on_driver: OnDriver = ignore_call) -> Pool[Any]:

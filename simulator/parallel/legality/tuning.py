@@ -29,15 +29,11 @@ def _has_keys(of: OfModel) -> bool:
     return not names.isdisjoint(KEYS)
 
 
-def _taken(of: OfModel) -> int:
-    return of.model.sees.taken if of.model.sees else 0
-
-
 def _alone(where: str, what: str, remedy: str, holds: Callable[[Plan], bool]) -> ModelRule:
     """What is not modelled beside a tower."""
     remedy += ", or --images 0: the language model alone"
     equation = f"a tower for images with {what} is not modelled"
-    return ModelRule(where=where, applies=lambda of: _taken(of) > 0, holds=lambda of: holds(of.plan), equation=equation, remedy=remedy)  # fmt: skip
+    return ModelRule(where=where, applies=lambda of: of.model.image_tokens > 0, holds=lambda of: holds(of.plan), equation=equation, remedy=remedy)  # fmt: skip
 
 
 PLAN: Final = (
@@ -131,9 +127,11 @@ MODEL: Final = (
     ),
     ModelRule(
         where="seq_len",
-        holds=lambda of: _taken(of) <= of.plan.seq_len,
-        equation=lambda of: f"the images of a sequence take {_taken(of)} tokens, and seq_len is {of.plan.seq_len}",
-        remedy=lambda of: f"seq_len = {_taken(of)} at least, fewer --images, a smaller --image-size",
+        holds=lambda of: of.model.image_tokens <= of.plan.seq_len,
+        equation=lambda of: (
+            f"the images of a sequence take {of.model.image_tokens} tokens, and seq_len is {of.plan.seq_len}"
+        ),
+        remedy=lambda of: f"seq_len = {of.model.image_tokens} at least, fewer --images, a smaller --image-size",
     ),
     _alone("tp", "tensor parallelism", "tp = 1", lambda plan: plan.tp == 1),
     _alone("cp", "context parallelism", "cp = 1", lambda plan: plan.cp == 1),

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from simulator.base import progress
 from simulator.base.errors import PlanError
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.parallel.legal import legal
 from simulator.parallel.mesh import Mesh
 from simulator.parallel.model_shard import largest_share, shard_shares
-from simulator.play import progress
 from simulator.play.lower.builder import Builder, Exchanges, RecordingBuilder
 from simulator.play.lower.fabric import EXPERT_ROLES, NORM, ROLES, MeshFabric
 from simulator.play.lower.pool_tiers import PoolTiers

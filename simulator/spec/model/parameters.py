@@ -74,6 +74,11 @@ class ModelParameters(ModelFields, defer_build=True):
         return self.tower if self.tower is not None and self.tower.images else None
 
     @property
+    def image_tokens(self) -> int:
+        """Places of a sequence that its images take."""
+        return self.sees.taken if self.sees else 0
+
+    @property
     def tower_kinds(self) -> tuple[BodyKind, ...]:
         """The units of its tower."""
         return self.sees.body if self.sees else ()

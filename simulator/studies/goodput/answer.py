@@ -131,7 +131,7 @@ def goodput(
     rate = summed(each for _, each in conditions.causes)
     run = _in_seconds(conditions, run)
     _refuse_endless(conditions, run)
-    played, tried = _played(conditions, run, progress)
+    played, tried = _played(conditions, run, step_s, progress)
     days = _days(played, prediction, run.seed, late_sigma / (1 + late) / sqrt(steps))
     hourly = run.price_per_gpu_hour
     device_hours = np.array(days) * 24 * prediction.num_devices
@@ -199,12 +199,10 @@ def expected_run_s(
     tokens = run.tokens if run.tokens is not None else (run.steps or 0) * tokens_per_step
     work_s = -(-tokens // tokens_per_step) * step_s * (1 + slowest(run.jitter, size.hosts)[0])
     rate = summed(cause.rate_per_s(size) for cause in run.causes) / mtbf_factor
-    if not rate:
-        return work_s
     restart_s = _restart_s(run, load_s)
     interval_s = _interval_s(run, saving, rate, step_s, work_s)
     try:
-        return expected_s(work_s, 1 / rate, saving.blocking_s, interval_s, restart_s)
+        return expected_s(work_s, 1 / rate if rate else inf, saving.blocking_s, interval_s, restart_s)
     except OverflowError:
         return inf
 
@@ -227,7 +225,7 @@ def _interval_s(run: LongRun, saving: Saving, rate: float, step_s: float, work_s
 
 
 def _played(
-    conditions: Conditions, run: LongRun, progress: Progress | None
+    conditions: Conditions, run: LongRun, step_s: float, progress: Progress | None
 ) -> tuple[list[SimulatedRun], tuple[Interval, ...]]:
     """All runs with the interval, and the goodput of fewer with half and twice of it: the same failures strike each."""
     fewer = max(run.replicas // 4, 1)
@@ -236,7 +234,7 @@ def _played(
     done = 0
     played: list[SimulatedRun] = []
     for factor in _TRIED:
-        here = _with_interval(conditions, factor)
+        here = _with_interval(conditions, factor, step_s)
         found: list[SimulatedRun] = []
         for replica in range(run.replicas if factor == 1 else fewer):
             found.append(play(here, (run.seed, replica)))
@@ -250,8 +248,8 @@ def _played(
     return played, tuple(tried)
 
 
-def _with_interval(conditions: Conditions, factor: float) -> Conditions:
-    interval_s = max(conditions.interval_s * factor, conditions.written_s)
+def _with_interval(conditions: Conditions, factor: float, step_s: float) -> Conditions:
+    interval_s = max(conditions.interval_s * factor, conditions.written_s, step_s)
     return replace(conditions, interval_s=min(interval_s, conditions.work_s))
 
 
@@ -318,9 +316,7 @@ def _interruptions(played: Sequence[SimulatedRun]) -> tuple[tuple[str, float], .
 
 
 def _expected_days(c: Conditions, rate: float) -> float:
-    if not rate:
-        return c.work_s / DAY_S
-    return expected_s(c.work_s, 1 / rate, c.blocking_s, c.interval_s, c.restart_s) / DAY_S
+    return expected_s(c.work_s, 1 / rate if rate else inf, c.blocking_s, c.interval_s, c.restart_s) / DAY_S
 
 
 def _sources(run: LongRun, load_s: float) -> tuple[Source, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, expm1, sqrt
+from math import ceil, exp, expm1, inf, sqrt
 
 # M mean time between failures, δ what a checkpoint holds training up, τ work between two
 # checkpoints, R time to be training again, T_s work in all
@@ -27,7 +27,10 @@ def daly_s(mtbf_s: float, checkpoint_s: float) -> float:
 def expected_s(work_s: float, mtbf_s: float, checkpoint_s: float, interval_s: float, restart_s: float) -> float:
     """Expected wall-clock of `work_s` of training: M e^(R/M) (e^((τ+δ)/M) − 1) T_s/τ (Daly 2006, section 3).
 
-    Failures are exponential and strike during restarts as well. Holds for runs of many intervals.
+    Failures are exponential and strike during restarts as well. Holds for runs of many intervals. mtbf_s: infinite where
+    none strike: then it is the work and the checkpoints between.
     """
     segments = work_s / interval_s
+    if mtbf_s == inf:
+        return work_s + max(ceil(segments) - 1, 0) * checkpoint_s
     return mtbf_s * exp(restart_s / mtbf_s) * expm1((interval_s + checkpoint_s) / mtbf_s) * segments

@@ -46,7 +46,6 @@ _TOKENS: Final = 4096  # of a sequence on a rank: fewer are rare, as messages th
 _BRANCHES_A_TASK: Final = 16
 _AHEAD: Final = 16  # tasks of a survey for each worker: a million branches' at once fill a scheduler's memory
 _WORK_A_TASK: Final = 300  # of simulations: a tenth of a second, beside which what a task costs is little
-_LISTED: Final = 256  # branches from one sign of progress to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +149,15 @@ class _Run:
         self._simulate()
 
     def _listed(self) -> Iterator[Branch]:
-        for count, branch in enumerate(self.study.space.branches(self.survey.pruned), 1):
-            if count % _LISTED == 0:
-                self.on_progress(Progress("listing", count, None))
-            yield branch
+        space, count, done = self.study.space, 0, 0
+        starts = [(one, start, one.num_devices.bit_length() ** 3) for one, start in space.starts()]  # as many degrees
+        whole = sum(size for *_, size in starts)
+        for cluster, start, size in starts:
+            for branch in space.degrees(cluster, start, self.survey.pruned):
+                count += 1
+                yield branch
+            done += size
+            self.on_progress(Progress("listing", count, None, spent=done / whole))
 
     def _left_by_survey(self, branches: list[Branch]) -> int:
         """The budget of simulations: a survey that is as long as they are takes a part of it, which bounds both together."""

@@ -116,17 +116,22 @@ class Space:
             once.setdefault("precision", (half,))
         object.__setattr__(self, "fixed", once)
 
-    def branches(self, pruned: Pruned) -> Iterator[Branch]:
-        """The branches in order; what is refused on the way is counted in `pruned`."""
+    def starts(self) -> Iterator[tuple[Cluster, Fields]]:
+        """What is chosen before the degrees, in order."""
         others = [name for name in self.fixed if name not in CHOSEN]
         for values in product(*(self.fixed[name] for name in others)):
             base = {"seq_len": self.seq_len, **dict(zip(others, values, strict=True))}
             for parallel, zero in product(self._implementations(base), self._values("zero", (0, 1, 2, 3))):
                 start = {**base, "data_parallel": parallel, "zero": zero}
-                for cluster in self.clusters:
-                    yield from self._degrees(cluster, start, pruned)
+                yield from ((cluster, start) for cluster in self.clusters)
 
-    def _degrees(self, cluster: Cluster, start: Fields, pruned: Pruned) -> Iterator[Branch]:
+    def branches(self, pruned: Pruned) -> Iterator[Branch]:
+        """The branches in order; what is refused on the way is counted in `pruned`."""
+        for cluster, start in self.starts():
+            yield from self.degrees(cluster, start, pruned)
+
+    def degrees(self, cluster: Cluster, start: Fields, pruned: Pruned) -> Iterator[Branch]:
+        """The branches of a start."""
         devices = cluster.num_devices
         sizes = _divisors(devices)
         experts = sizes if self.model.experts is not None else (1,)

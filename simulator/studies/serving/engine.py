@@ -35,8 +35,7 @@ _LOOKED_AHEAD = 1_000  # steps
 class Meter:
     """What happened between start_s and end_s. A step counts where it ends.
 
-    busy_s: of the first stage of all engines. block_s: blocks in use × seconds. request_s: requests in the system × seconds,
-    from the beginning to the end of everything.
+    busy_s: of the first stage of all engines. block_s: blocks in use × seconds.
     """
 
     start_s: float
@@ -48,7 +47,6 @@ class Meter:
     finished: int = 0
     block_s: float = 0.0
     peak_blocks: int = 0
-    request_s: float = 0.0
 
     def counts(self, at_s: float) -> bool:
         """Steps that end then count."""
@@ -75,6 +73,11 @@ class ServedRun:
     recomputed: int
     leftover_blocks: int
     passed: Passed | None = None
+
+    @property
+    def lasted_s(self) -> float:
+        """From the first arrival to the last answer."""
+        return self.end_s - self.jobs[0].request.arrival_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,7 +119,6 @@ class Engine:
         self._prefilled = prefilled
         self._finished = self._underway = 0
         self._costs = costs
-        self._inside, self._changed_s = 0, 0.0
         self._report: Progress | None = None
         self._handed_on = handed_on
         self._outside_s = (lambda _: 0.0) if prefilled else costs.outside_s
@@ -192,23 +194,17 @@ class Engine:
             lane.underway += 1
             self._env.process(self._let_in(job, lane, ready_s - now))
         else:
-            self.give(job, lane)
+            lane.take(job)
 
     def _let_in(self, job: RequestState, lane: Lane, seconds: float) -> Process:
         """The lane's steps go on meanwhile."""
         yield self._env.timeout(seconds)
         self._underway -= 1
         lane.underway -= 1
-        self.give(job, lane)
-
-    def give(self, job: RequestState, lane: Lane) -> None:
-        """A request comes to this lane."""
-        self._count(+1)
         lane.take(job)
 
     def leave(self, finished: Sequence[RequestState], lane: Lane) -> None:
         """Count requests that are answered."""
-        self._count(-len(finished))
         for job in finished:
             self.jobs.record(job)
         before, self._finished = self._finished, self._finished + len(finished)
@@ -225,10 +221,6 @@ class Engine:
         if self._handed_on is not None:
             for job in finished:
                 self._handed_on(job, lane)
-
-    def _count(self, change: int) -> None:
-        self.meter.request_s += self._inside * (self._env.now - self._changed_s)
-        self._inside, self._changed_s = self._inside + change, self._env.now
 
 
 def arrive(

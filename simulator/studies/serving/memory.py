@@ -231,7 +231,7 @@ def activation_bytes(model: Model, shard: StageShard, plan: InferencePlan, stack
     peak = allocator.peak_allocated_bytes
     if model.sees and shard.holds_embedding:  # as many images as a step has room for, before any text
         images = CachingAllocator()
-        most = max(1, plan.batched_tokens(model) // model.sees.taken)
+        most = max(1, plan.batched_tokens(model) // model.image_tokens)
         for index, (block, _) in enumerate(encoder_blocks(model, plan, stack, most)):
             state = images.malloc(block.input_bytes) if index == 0 else state
             state = _play(images, block, state)

@@ -12,7 +12,6 @@ from functools import partial
 
 import simpy
 
-from simulator.base.sums import summed
 from simulator.studies.serving.closed_loop import ClosedLoop
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.engine import Engine, Lane, Passed, Process, Progress, ServedRun, arrive
@@ -75,7 +74,6 @@ class Pools:
         meter.output_tokens += other.output_tokens
         meter.busy_s += other.busy_s
         meter.finished += other.finished - self._handed_in_window
-        meter.request_s = summed(self._lifetimes())
         return replace(
             found,
             prefilled=found.prefilled + prompts.prefilled,
@@ -86,9 +84,6 @@ class Pools:
 
     def _come(self, jobs: Iterable[RequestState]) -> None:
         self._env.process(arrive(self._env, jobs, self._prefill.take, self._outside_s))
-
-    def _lifetimes(self) -> list[float]:
-        return [(job.end_s or 0.0) - job.request.arrival_s for job in self._decode.jobs]
 
     def _prompt_ends(self, prompt: RequestState, lane: Lane) -> None:
         """The first token is out. More of them come from another engine."""
@@ -124,7 +119,7 @@ class Pools:
         lane.wake()
         self._coming[target] -= 1
         job.cached, job.done = tokens, 1
-        self._decode.give(job, target)
+        target.take(job)
 
     def _tell(self, job: RequestState) -> None:
         """A request is answered; of a closed loop, its user sends the next."""

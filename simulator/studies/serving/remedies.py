@@ -34,15 +34,16 @@ class Remedy:
 
 
 def remedies(
-    model: Model, plan: InferencePlan, cluster: Cluster, stack: Stack, memory: ServingMemory
+    model: Model, plan: InferencePlan, cluster: Cluster, stack: Stack, memory: ServingMemory, beside: int = 0
 ) -> tuple[Remedy, ...]:
-    """The first few changes that make it fit."""
-    tried = list(_judged(model, plan, cluster, stack, _changes(model, plan, cluster.device, memory)))
+    """The first few changes that make it fit. beside: devices of the other pool of engines."""
+    judged = _judged(model, plan, cluster, stack, _changes(model, plan, cluster.device, memory))
+    tried = [each for each in judged if each[1].num_devices + beside <= cluster.num_devices]
     found = [each for each in tried if each[2].fit.runs]
     if not found:
         shorter = (change | length for change, _, after in tried for length in _shorter(after))
         found = [each for each in _judged(model, plan, cluster, stack, shorter) if each[2].fit.runs]
-    return tuple(_remedy(*each) for each in found[:NUM_REMEDIES])
+    return tuple(_remedy(*each, beside) for each in found[:NUM_REMEDIES])
 
 
 def _judged(
@@ -58,12 +59,12 @@ def _judged(
         yield change, other, serving_memory(model, other, cluster.device, stack)
 
 
-def _remedy(change: dict[str, Any], plan: InferencePlan, memory: ServingMemory) -> Remedy:
+def _remedy(change: dict[str, Any], plan: InferencePlan, memory: ServingMemory, beside: int) -> Remedy:
     words = ", ".join(f"{name} = {'[]' if value == () else value}" for name, value in change.items())
     return Remedy(
         change=words,
         plan=change,
-        num_devices=plan.num_devices,
+        num_devices=plan.num_devices + beside,
         kv_tokens=memory.kv_tokens,
         changes_numerics=bool({"weights", "kv_cache"} & change.keys()),
     )

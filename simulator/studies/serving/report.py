@@ -79,7 +79,8 @@ class Load:
 
     arriving_per_s: requests; 0: all at once. capacity_per_s: requests that a queue that never empties is served at, and
     its 90 % interval. utilisation: of the measured time, the part in which the first stage of an engine computes. sequences: mean in a step.
-    kv_mean, kv_peak: of an engine's blocks, in use (peak: of one scheduler). in_system: requests, mean over everything.
+    kv_mean, kv_peak: of an engine's blocks, in use (peak: of one scheduler). in_system: requests between arrival and answer, mean
+    over everything.
     recomputed_tokens: that preemptions threw away.
     """
 

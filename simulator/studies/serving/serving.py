@@ -27,7 +27,16 @@ from simulator.studies.serving.legal import check
 from simulator.studies.serving.mixers import hybrid_notes
 from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.remedies import of_prefill, remedies
-from simulator.studies.serving.report import HandedOver, Latencies, Load, Serving, Verdict, attained, latencies
+from simulator.studies.serving.report import (
+    HandedOver,
+    Latencies,
+    Load,
+    Serving,
+    Verdict,
+    attained,
+    latencies,
+    latency_s,
+)
 from simulator.studies.serving.served import Served, rate
 from simulator.studies.serving.slo import Slo
 from simulator.studies.serving.workload import NO_USERS, Request, Requests, Users
@@ -126,7 +135,7 @@ def _played(setting: Deployment, run: _Run, origins: tuple[Source, ...]) -> Serv
         for pace in ((1 / spread, spread) if run.interval else ())
     ]
     found = latencies(jobs)
-    load = _load(setting, played, 0 if run.users.count else run.num_warmup, (capacity, spread))
+    load = _load(setting, played, (capacity, spread))
     attainments, share = attained(jobs, run.slo)
     verdict: Verdict = "overloaded" if load.arriving_per_s >= capacity and not run.users.count else "ok"
     return Serving(
@@ -218,7 +227,8 @@ def _shorter(model: Model, plan: InferencePlan, total: int) -> str:
 def _does_not_fit(setting: Deployment, requests: Sequence[Request], origins: tuple[Source, ...]) -> Serving:
     tightest = setting.tightest
     costs, m = tightest.costs, tightest.memory
-    found = remedies(costs.model, costs.plan, costs.cluster, costs.stack, m)
+    beside = setting.num_devices - costs.plan.num_devices
+    found = remedies(costs.model, costs.plan, costs.cluster, costs.stack, m, beside)
     if tightest is setting.prefill:
         found = tuple(of_prefill(remedy) for remedy in found)
     cause = (
@@ -254,19 +264,18 @@ def _common(setting: Deployment, origins: tuple[Source, ...]) -> dict[str, Any]:
     }
 
 
-def _load(setting: Deployment, played: ServedRun, skipped: int, capacity: tuple[float, float]) -> Load:
+def _load(setting: Deployment, played: ServedRun, capacity: tuple[float, float]) -> Load:
     """capacity: requests a second, and the factor to the ends of its interval."""
     meter, plan, requests = played.meter, setting.costs.plan, played.jobs
     measured_s = min(meter.end_s, played.end_s) - meter.start_s
     pools = setting.memory.num_blocks * setting.memory.num_schedulers * plan.dp * plan.ranks
-    answered = len(requests) - skipped if math.isinf(meter.end_s) else meter.finished
     return Load(
         measured_s=measured_s,
         arriving_per_s=requests.arriving_per_s(meter.end_s),
         capacity_per_s=capacity[0],
         low_capacity_per_s=capacity[0] / capacity[1],
         high_capacity_per_s=capacity[0] * capacity[1],
-        requests_per_s=answered / measured_s,
+        requests_per_s=meter.finished / measured_s,
         output_tokens_per_s=meter.output_tokens / measured_s,
         prompt_tokens_per_s=meter.prefill_tokens / measured_s,
         utilisation=meter.busy_s / (measured_s * setting.num_engines),
@@ -274,7 +283,7 @@ def _load(setting: Deployment, played: ServedRun, skipped: int, capacity: tuple[
         sequences=meter.output_tokens / meter.num_steps if meter.num_steps else 0.0,
         kv_mean=meter.block_s / (measured_s * pools),
         kv_peak=meter.peak_blocks / (setting.memory.num_blocks * plan.ranks),
-        in_system=meter.request_s / played.end_s,
+        in_system=summed(map(latency_s, requests)) / played.lasted_s,
         preemptions=played.preemptions,
         recomputed_tokens=played.recomputed,
     )
@@ -292,7 +301,7 @@ def _handed_over(setting: Deployment, played: ServedRun) -> HandedOver | None:
         num_bytes=passed.tokens * transfers.bytes_per_token,
         mean_s=passed.link_s / max(1, passed.requests),
         mean_wait_s=passed.wait_s / max(1, passed.requests),
-        utilisation=passed.link_s / (ports * played.end_s),
+        utilisation=passed.link_s / (ports * played.lasted_s),
     )
 
 

@@ -9,15 +9,20 @@ from simulator.studies.serving.report import Load, TokenCost
 MILLION = 1e6
 
 
-def token_costs(load: Load, num_devices: int, cluster: Cluster, prices: Prices) -> tuple[TokenCost, ...]:
-    """At every price of the cluster; none where no request ended in the measured time. Raises InputError without a price."""
+def token_costs(
+    load: Load, answer_tokens: float, num_devices: int, cluster: Cluster, prices: Prices
+) -> tuple[TokenCost, ...]:
+    """At every price of the cluster; none where no request ended in the measured time. answer_tokens: of a mean request.
+
+    Raises InputError without a price.
+    """
     found = []
     if not load.requests_per_s or not load.output_tokens_per_s:
         return ()
     for price in prices.of(cluster):
         second = cost(price, num_devices, 1.0)
         output = second / load.output_tokens_per_s * MILLION
-        full = output * load.requests_per_s  # times the seconds between requests at capacity
+        full = second / answer_tokens * MILLION  # times the seconds between requests at capacity
         found.append(
             TokenCost(
                 **prices.told(price),

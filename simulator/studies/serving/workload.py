@@ -284,7 +284,9 @@ class Workload(Strict):
             )
         ]
         span_s = float(times[-1])  # turns beyond it come at its beginning, as of conversations that are under way there
-        wrapped = (replace(one, arrival_s=one.arrival_s % span_s) if span_s else one for one in requests)
+        wrapped = (
+            replace(one, arrival_s=one.arrival_s % span_s) if one.arrival_s > span_s > 0 else one for one in requests
+        )
         return Requests.of(sorted(wrapped, key=lambda request: request.arrival_s))
 
     def users(self) -> Users:

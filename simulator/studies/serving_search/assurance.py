@@ -36,7 +36,7 @@ def _whole(player: Player, plan: InferencePlan) -> tuple[Attainment, ...]:
     study = player.study
     count = study.workload.num_requests
     count = min(count * plan.num_engines, max(count, MOST_REQUESTS))
-    requests = study.workload.model_copy(update={"num_requests": count}).requests()
+    requests = study.workload.model_copy(update={"num_requests": count}).requests(study.model.image_tokens)
     begun = math.floor(study.workload.warmup * count)
     window = requests[begun].arrival_s, requests[-1].arrival_s
     deployed = Deployment.of(study.model, plan, study.seen, study.stack, *study.numbers)

@@ -82,7 +82,8 @@ class Player:
 
     def _share(self, engines: int) -> Sequence[Request]:
         """As many requests of the same lengths at an engine's share of the rate."""
-        return self.study.workload.model_copy(update={"rate": self.study.rate / engines}).requests()
+        workload = self.study.workload.model_copy(update={"rate": self.study.rate / engines})
+        return workload.requests(self.study.model.image_tokens)
 
     def missing_bytes(self, layout: InferencePlan) -> int:
         """What is short in memory; 0 where it fits."""

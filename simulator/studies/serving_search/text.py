@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -112,7 +114,8 @@ def flags(plan: InferencePlan, study: ServingSearch) -> str:
     found = []
     for name, value in degrees_of(plan, study).items():
         text = ",".join(value) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else value
-        found.append(f"--{name.replace('_', '-')} {text}")
+        text = f"{value}B" if name == "host_cache" else text
+        found.append(f"--{name.replace('_', '-')} {shlex.quote(str(text))}")
     return " ".join(found) or "none, all are at their defaults"
 
 

@@ -13,7 +13,9 @@
       answers          what only a real run knows, and was answered: what -> how often
       host             phase -> what the host did beside launches, as counts in the order of `HOST`; absent in older files
       events           [kind, ...], see `Kind`; in the file `tokens` of all ranks, see `simulator.work.captured.folding`
-      steady           index of the event at which the recorded step begins; storages are followed from the begin
+      steady           index of the event at which the recorded step begins; storages are followed from the begin, and
+                       what is kept of operators until then is the first product of a forward and of a backward
+                       (older files: none), since a thread's first one takes cuBLAS's workspace
     costs              signature -> what its author says that it costs, where a `kernel_cost` did
     tokens_per_step    of all ranks, where somebody said so when it was captured
 

@@ -31,12 +31,14 @@ Prices = dict[int, Priced]  # by signature of one table
 class CapturedScript:
     """A capture's recorded step as instructions, and what came before it.
 
-    before: storages since the program began, as the capture's events, and categories of all of them. unpriced: operators that no rule knows -> how often. flop: of this rank's
+    before: storages since the program began, as the capture's events, and categories of all of them. products: how many of
+    them precede the first product of a forward, and of a backward; 0 where nobody saw. unpriced: operators that no rule knows -> how often. flop: of this rank's
     kernels. unmodelled: collectives that no cost model knows -> how often. kernels: of each operator once, in order of
     their first launch; launches: of all of them. memory_uses: by workspaces and pool.
     """
 
     before: Sequence[Sequence[int]]
+    products: tuple[int, int]
     categories: Mapping[int, str]
     step: list[Instruction]
     unpriced: Counter[str] = field(default_factory=Counter)
@@ -59,6 +61,18 @@ def captured_script(
     return writer.script
 
 
+def _until_the_step(capture: Capture) -> tuple[list[Sequence[int]], tuple[int, int]]:
+    """Storages since the program began, and how many of them precede the products that are kept of the steps before."""
+    found: list[Sequence[int]] = []
+    products = dict.fromkeys((Phase.FORWARD, Phase.BACKWARD), 0)
+    for event in capture.events[: capture.steady]:
+        if event[0] in _STORAGES:
+            found.append(event)
+        elif event[0] == Kind.OPERATOR:
+            products[Phase(event[4])] = len(found)
+    return found, (products[Phase.FORWARD], products[Phase.BACKWARD])
+
+
 class _Writer:
     def __init__(self, capture: Capture, column: Column, prices: dict[int, Prices]) -> None:
         self._capture, self._joined = capture, 0  # storages behind the first of each row, which labels count
@@ -73,8 +87,8 @@ class _Writer:
         self._behind: dict[int, set[str]] = {}  # collectives that each stream has waited for, or that ran on it
         self._events: dict[int, set[str]] = {}
         self._computed: dict[int, str] = {}  # the last kernel of each stream
-        before = [one for one in capture.events[: capture.steady] if one[0] in _STORAGES]
-        self.script = CapturedScript(before=before, categories=capture.categories, step=[])
+        before, products = _until_the_step(capture)
+        self.script = CapturedScript(before=before, products=products, categories=capture.categories, step=[])
         self._found = self.script.step
         self._last: dict[int, int] = {}  # where the last op of each stream stands
         self._works: dict[int, set[str]] = {}
