@@ -319,7 +319,8 @@ class _Floor:
     def _passed(self, count: int) -> Counter[str]:
         """Kinds of the blocks at the first `count` positions on a micro-batch's way."""
         plan = self.plan
-        key = (plan.tp, plan.pp, plan.ep, plan.experts.etp, plan.pipeline.schedule, plan.pipeline.virtual_stages, count)
+        ranks, pipeline = (plan.tp, plan.pp, plan.ep, plan.experts.etp), plan.pipeline
+        key = (*ranks, pipeline.schedule, pipeline.virtual_stages, plan.recomputes_adapted, count)
         return made_once(self.base.passed, key, lambda: Counter(self._kinds_passed(count)))
 
     def _kinds_passed(self, count: int) -> Iterator[str]:
