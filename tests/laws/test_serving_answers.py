@@ -113,7 +113,7 @@ def test_what_came_is_counted_alike(
         Cluster.load("hgx-h100-8"),
         Workload(**PROMPTS, **load, **comes),
     )
-    plan = InferencePlan(stack=engine, prefill_dp=prompts_apart)
+    plan = InferencePlan(stack=engine, prefill_dp=prompts_apart, max_sequences=64)
     found, whole = (
         serve(model, plan, cluster, one).load for one in (workload, workload.model_copy(update={"warmup": 0.0}))
     )

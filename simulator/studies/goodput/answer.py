@@ -129,6 +129,7 @@ def goodput(
     work_s = steps * step_s * (1 + late)
     conditions = _conditions(run, saving, load_s, size=size, step_s=step_s, work_s=work_s)
     rate = summed(each for _, each in conditions.causes)
+    mtbf_s, pauses = 1 / rate if rate else inf, (conditions.interval_s, conditions.restart_s)
     run = _in_seconds(conditions, run)
     _refuse_endless(conditions, run)
     played, tried = _played(conditions, run, step_s, progress)
@@ -143,7 +144,7 @@ def goodput(
         tokens=tokens,
         steps=steps,
         step_s=step_s,
-        mtbf_s=1 / rate if rate else None,
+        mtbf_s=mtbf_s if rate else None,
         interval_s=conditions.interval_s,
         interval_is_optimal=run.checkpoint_interval_s is None,
         saving=saving,
@@ -155,7 +156,7 @@ def goodput(
         parts=_parts(played, late),
         interruptions=_interruptions(played),
         intervals=tuple(replace(one, goodput=one.goodput / (1 + late)) for one in tried),
-        expected_days=_expected_days(conditions, rate) if simple else None,
+        expected_days=expected_s(work_s, mtbf_s, saving.blocking_s, *pauses) / DAY_S if simple else None,
         replicas=run.replicas,
         seed=run.seed,
         sources=_sources(run, load_s),
@@ -313,10 +314,6 @@ def _interruptions(played: Sequence[SimulatedRun]) -> tuple[tuple[str, float], .
     names = dict.fromkeys(name for each in played for name in each.interruptions)
     means = {name: summed(each.interruptions.get(name, 0) for each in played) / len(played) for name in names}
     return tuple(sorted(means.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _expected_days(c: Conditions, rate: float) -> float:
-    return expected_s(c.work_s, 1 / rate if rate else inf, c.blocking_s, c.interval_s, c.restart_s) / DAY_S
 
 
 def _sources(run: LongRun, load_s: float) -> tuple[Source, ...]:

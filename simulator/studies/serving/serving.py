@@ -27,16 +27,7 @@ from simulator.studies.serving.legal import check
 from simulator.studies.serving.mixers import hybrid_notes
 from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.remedies import of_prefill, remedies
-from simulator.studies.serving.report import (
-    HandedOver,
-    Latencies,
-    Load,
-    Serving,
-    Verdict,
-    attained,
-    latencies,
-    latency_s,
-)
+from simulator.studies.serving.report import HandedOver, Latencies, Load, Serving, Verdict, attained, latencies
 from simulator.studies.serving.served import Served, rate
 from simulator.studies.serving.slo import Slo
 from simulator.studies.serving.workload import NO_USERS, Request, Requests, Users
@@ -283,7 +274,7 @@ def _load(setting: Deployment, played: ServedRun, capacity: tuple[float, float])
         sequences=meter.output_tokens / meter.num_steps if meter.num_steps else 0.0,
         kv_mean=meter.block_s / (measured_s * pools),
         kv_peak=meter.peak_blocks / (setting.memory.num_blocks * plan.ranks),
-        in_system=summed(map(latency_s, requests)) / played.lasted_s,
+        in_system=summed((one.end_s or 0.0) - one.request.arrival_s for one in requests) / played.lasted_s,
         preemptions=played.preemptions,
         recomputed_tokens=played.recomputed,
     )

@@ -12,10 +12,7 @@ MILLION = 1e6
 def token_costs(
     load: Load, answer_tokens: float, num_devices: int, cluster: Cluster, prices: Prices
 ) -> tuple[TokenCost, ...]:
-    """At every price of the cluster; none where no request ended in the measured time. answer_tokens: of a mean request.
-
-    Raises InputError without a price.
-    """
+    """At every price; none where no request ended in the measured time. answer_tokens: mean. Raises InputError without a price."""
     found = []
     if not load.requests_per_s or not load.output_tokens_per_s:
         return ()
