@@ -191,16 +191,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             pass
         sys.stderr = os.fdopen(2, "w", encoding="utf-8")
     _encode_all()
-    if not load_arrays_within():
-        _complain(_little_memory(f"is too low: {LEAST_BYTES >> 20} MiB or more"))
-        return ExitCode.RUN_FAILED
     gc.set_threshold(*COLLECT)
     atexit.register(gc.freeze)  # a process that ends need not look for cycles first
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to look for some, it reads every installed package
     try:
         with _ended_as_interrupted() as heard:
             try:
-                return _run(arguments)
+                if load_arrays_within():
+                    return _run(arguments)
+                _complain(_little_memory(f"is too low: {LEAST_BYTES >> 20} MiB or more"))
+                return ExitCode.RUN_FAILED  # noqa: TRY300
             except Exception:
                 if heard:  # pydantic makes an error of its own of one that comes while a class is built
                     return ExitCode.INTERRUPTED
