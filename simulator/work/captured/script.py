@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from simulator.base.kernels import Kernel
@@ -62,14 +63,17 @@ def captured_script(
 
 
 def _until_the_step(capture: Capture) -> tuple[list[Sequence[int]], tuple[int, int]]:
-    """Storages since the program began, and how many of them precede the products that are kept of the steps before."""
+    """Storages since the program began, and how many of them precede the products that are kept of the steps before.
+
+    A product's result is among them: torch has it before it asks for cuBLAS's handle, and so for the workspace.
+    """
     found: list[Sequence[int]] = []
     products = dict.fromkeys((Phase.FORWARD, Phase.BACKWARD), 0)
-    for event in capture.events[: capture.steady]:
+    for event, after in pairwise(capture.events[: capture.steady + 1]):
         if event[0] in _STORAGES:
             found.append(event)
         elif event[0] == Kind.OPERATOR:
-            products[Phase(event[4])] = len(found)
+            products[Phase(event[4])] = len(found) + (after[0] == Kind.ALLOCATE)
     return found, (products[Phase.FORWARD], products[Phase.BACKWARD])
 
 
