@@ -119,7 +119,9 @@ def collectives(events: list[Any]) -> Iterator[list[Any]]:
         shapes, dtype = [event.structured_input_shapes()[place]], event.dtypes()[place]
         if dtype not in ITEM_BYTES:  # a list of tensors
             shapes = list(flat(shapes))
-            dtype = next(one.dtypes()[0] for one in own if one.start_ns() >= event.start_ns() and any(one.dtypes()))
+            count = sum(map(prod, shapes))
+            alike = (one for one in own if one.start_ns() >= event.start_ns() and any(one.dtypes()))
+            dtype = next(one.dtypes()[0] for one in alike if sum(map(prod, flat(one.structured_input_shapes()))) == count)
         ranks = int(os.environ["WORLD_SIZE"]) if name == "allgather_" else 1  # its lists of results are not recorded
         yield [event.start_ns(), KINDS[name], ranks * sum(prod(one) for one in shapes) * ITEM_BYTES[dtype]]
 
