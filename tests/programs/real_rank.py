@@ -121,7 +121,9 @@ def collectives(events: list[Any]) -> Iterator[list[Any]]:
             shapes = list(flat(shapes))
             count = sum(map(prod, shapes))
             alike = (one for one in own if one.start_ns() >= event.start_ns() and any(one.dtypes()))
-            dtype = next(one.dtypes()[0] for one in alike if sum(map(prod, flat(one.structured_input_shapes()))) == count)
+            dtype = next(
+                one.dtypes()[0] for one in alike if sum(map(prod, flat(one.structured_input_shapes()))) == count
+            )
         ranks = int(os.environ["WORLD_SIZE"]) if name == "allgather_" else 1  # its lists of results are not recorded
         yield [event.start_ns(), KINDS[name], ranks * sum(prod(one) for one in shapes) * ITEM_BYTES[dtype]]
 
