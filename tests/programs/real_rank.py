@@ -109,7 +109,7 @@ def outermost(one: Any, events: list[Any]) -> bool:
 
 
 def collectives(events: list[Any]) -> Iterator[list[Any]]:
-    """[time, kind, bytes] of each call of a process group. gloo's own event, the next of as many elements, says the dtype."""
+    """[time, kind, bytes] of each call of a process group. gloo's own event says the dtype: the next of as many elements, or the next."""
     own = [one for one in events if one.name().startswith("gloo:")]
     for event in events:
         name = event.name().removeprefix("c10d::")
@@ -120,10 +120,9 @@ def collectives(events: list[Any]) -> Iterator[list[Any]]:
         if dtype not in ITEM_BYTES:  # a list of tensors
             shapes = list(flat(shapes))
             count = sum(map(prod, shapes))
-            alike = (one for one in own if one.start_ns() >= event.start_ns() and any(one.dtypes()))
-            dtype = next(
-                one.dtypes()[0] for one in alike if sum(map(prod, flat(one.structured_input_shapes()))) == count
-            )
+            later = [one for one in own if one.start_ns() >= event.start_ns() and any(one.dtypes())]
+            alike = (one for one in later if sum(map(prod, flat(one.structured_input_shapes()))) == count)
+            dtype = next(alike, later[0]).dtypes()[0]
         ranks = int(os.environ["WORLD_SIZE"]) if name == "allgather_" else 1  # its lists of results are not recorded
         yield [event.start_ns(), KINDS[name], ranks * sum(prod(one) for one in shapes) * ITEM_BYTES[dtype]]
 
