@@ -39,3 +39,24 @@ def test_what_was_asked_for_in_vain_stands_among_the_inputs(capsys: pytest.Captu
     assert not {"plan.recompute_every", "plan.vocab_parallel"} & set(sources)
     main(["predict", *flags, "--recompute", "selective", "--tp", "2", "--json"])
     assert "without effect" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("setting", "needs"),
+    [
+        ("comm_hook.rank=4", "comm_hook.kind"),
+        ("one_bit.freeze_step=10", "one_bit.kind"),
+        ("offload.pinned=false", "offload.optimizer, offload.parameters or offload.activations"),
+        ("reshard_after_forward=2", 'data_parallel = "fsdp1" or "fsdp2"'),
+        ("schedule=gpipe", "pp above 1"),
+        ("galore_rank=8", 'optimizer = "galore"'),
+        ("shard_reserve_bytes=1GB", 'shard_sizes = "by_memory"'),
+        ("upcast_frozen=true", "peft, or freeze_modules"),
+        ("expert_imbalance_sigma=0.1", "a model with experts"),
+    ],
+)
+def test_details_of_what_is_off_are_told(setting: str, needs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["predict", "--model", "gpt2", "--data-parallel", "deepspeed", "--set", f"plan.{setting}", "--json"])
+    sources = {one["what"]: one["detail"] for one in json.loads(capsys.readouterr().out)["sources"]}
+    name = setting.partition("=")[0].partition(".")[0]
+    assert sources[f"plan.{name}"] == f"without effect: needs {needs}"
