@@ -34,16 +34,13 @@ def _in_stage_3(plan: Plan) -> bool:
 
 def _in_forms(plan: Plan) -> bool:
     found = OPTIMIZERS[plan.optimizer.kind]
-    return (bool(found.foreach) or not found.loops) and not (plan.traits.zero_engine and _steps_on_host(plan))
+    on_host = plan.traits.zero_engine and plan.offload.optimizer != "none"
+    return (bool(found.foreach) or not found.loops) and not on_host
 
 
 def _in_dtype(plan: Plan) -> bool:
     found = OPTIMIZERS[plan.optimizer.kind]
-    return found.moments > 0 and not found.bits and not _steps_on_host(plan)
-
-
-def _steps_on_host(plan: Plan) -> bool:
-    return plan.offload.optimizer != "none"
+    return found.moments > 0 and not found.bits and plan.offload.optimizer == "none"
 
 
 def _whole_states(plan: Plan) -> bool:

@@ -291,8 +291,9 @@ class Plan(Nested):
 
     @property
     def recomputes_adapted(self) -> bool:
-        """Recomputation beside what is frozen, under which layers below the adapters have a backward too."""
-        return self.peft.any and self.recompute.mode != "none"
+        """Recomputation beside what is frozen, under which layers below the adapters have a backward too: not inside Megatron's."""
+        inside = self.traits.core_layers and self.recompute.mode == "selective"
+        return self.peft.any and self.recompute.mode != "none" and not inside
 
     @property
     def adapters_apart(self) -> bool:
