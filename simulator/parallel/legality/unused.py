@@ -65,20 +65,12 @@ _RULES: Final[tuple[tuple[str, Callable[[Plan], bool], str], ...]] = (
     ("comm_hook", lambda p: p.ddp.comm_hook == NO_HOOK or p.ddp.comm_hook.kind != "none", "comm_hook.kind"),
     ("one_bit", lambda p: p.deepspeed.one_bit == NO_ONE_BIT or p.deepspeed.one_bit.any, "one_bit.kind"),
     ("offload", lambda p: p.offload == NOTHING_OFFLOADED or p.offload.any, _OFFLOADED),
-    (
-        "reduce_bucket_numel",
-        lambda p: p.traits.zero_engine and p.zero > 0,
-        'data_parallel = "deepspeed" with zero above 0',
-    ),
+    ("reduce_bucket_numel", lambda p: p.traits.zero_engine and p.zero > 0, 'data_parallel = "deepspeed", zero above 0'),
     ("prefetch_bucket_numel param_persistence_numel", _in_stage_3, 'data_parallel = "deepspeed" with zero = 3'),
     ("reshard_after_forward forward_prefetch", lambda p: p.traits.hooks_modules, _FSDP),
     ("backward_prefetch", lambda p: p.traits.hooks_modules and p.zero == 3, f"{_FSDP} with zero = 3"),
     ("limit_all_gathers", lambda p: p.traits.wraps_adapters, 'data_parallel = "fsdp1"'),
-    (
-        "mixed_units",
-        lambda p: p.traits.wraps_adapters and p.peft.adds,
-        'data_parallel = "fsdp1" and peft = "lora" or "dora"',
-    ),
+    ("mixed_units", lambda p: p.traits.wraps_adapters and p.peft.adds, 'data_parallel = "fsdp1" with peft = "lora"'),
     ("shard_reserve_bytes", lambda p: p.fsdp.shard_sizes == "by_memory", 'shard_sizes = "by_memory"'),
     ("lora_rank lora_dropout adapter_dtype adapter_master_dtype", lambda p: p.peft.pairs, _PAIRS),
     ("lora_targets", lambda p: p.peft.pairs or p.peft.method == "ia3", _PAIRS),
@@ -110,3 +102,16 @@ EFFECTS: Final = (
 def unused(plan: Plan, *, experts: bool) -> dict[str, str]:
     """Fields without effect in this plan, each with what would make it act. experts: the model has some."""
     return {effect.where: effect.needs for effect in EFFECTS if effect.idle(plan, experts=experts)}
+
+
+def idle_details(plan: Plan) -> dict[str, str]:
+    """The same of the details of what leaves HBM."""
+    offload = plan.offload
+    comes = "nvme" in (offload.optimizer, offload.parameters) or offload.activations != "none"
+    grouped = plan.zero == 3 and plan.traits.zero_engine and offload.optimizer != "none"
+    acts = {
+        "prefetch": (comes or offload.prefetch == 0, "something on NVMe, or activations"),
+        "sub_group_numel": (grouped, 'data_parallel = "deepspeed" with zero = 3, and offload.optimizer'),
+        **dict.fromkeys(("buffer_count", "overlap"), (offload.optimizer == "nvme", 'offload.optimizer = "nvme"')),
+    }
+    return {name: needs for name, (does, needs) in acts.items() if offload.any and not does}
