@@ -31,7 +31,7 @@ from simulator.formats.writers.plans.deepspeed import deepspeed_json
 from simulator.formats.writers.plans.megatron import megatron_script
 from simulator.formats.writers.plans.study_toml import study_toml
 from simulator.formats.writers.plans.torchtitan import torchtitan_toml
-from simulator.parallel.legality import check, runnable, unused
+from simulator.parallel.legality import check, idle_details, runnable, unused
 from simulator.parallel.legality.software import ALL as FRAMEWORKS
 from simulator.parallel.legality.software import refusal, text_of
 from simulator.parallel.pipeline.layers import stage_layers
@@ -256,18 +256,10 @@ def _effective_pipeline(plan: Plan, model: Model) -> dict[str, Any]:
 
 
 def _effective_offload(plan: Plan) -> dict[str, Any]:
-    offload = plan.offload
-    if not offload.any:
+    if not plan.offload.any:
         return {f"offload.{name}": "none" for name in ("optimizer", "parameters", "activations")}
-    found = offload.model_dump()
-    on_nvme = "nvme" in (offload.optimizer, offload.parameters)
-    acts = {
-        "prefetch": on_nvme or offload.activations != "none",
-        "sub_group_numel": plan.zero == 3 and plan.traits.zero_engine and offload.optimizer != "none",
-        "buffer_count": offload.optimizer == "nvme",
-        "overlap": offload.optimizer == "nvme",
-    }
-    return {f"offload.{name}": value for name, value in found.items() if acts.get(name, True)}
+    found, idle = plan.offload.model_dump(), idle_details(plan)
+    return {f"offload.{name}": value for name, value in found.items() if name not in idle}
 
 
 def _effective_gathers(plan: Plan) -> dict[str, Any]:

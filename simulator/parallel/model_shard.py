@@ -174,7 +174,7 @@ def _tuned(model: Model, plan: Plan) -> dict[int, str]:
     """
     parts: tuple[ModelPart, ...] = ("embedding", "head", *dict.fromkeys(model.layer_kinds))
     names = {part: [name for name, _ in model.parameter_shapes(part)] for part in parts}
-    peft, checkpointed = plan.peft, plan.recompute.mode != "none"
+    peft, checkpointed = plan.peft, plan.recomputes_adapted
     first = [*names["embedding"], *(names["head"] if plan.mixes_units else ())]  # with FSDP1's root, all have gradients
     below = not (peft.adds and checkpointed) and not peft.at(None).tunes(first)
     if not peft.by_layer and not below:

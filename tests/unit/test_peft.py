@@ -116,6 +116,14 @@ def test_layers_below_all_that_is_trained_have_no_backward(whose: str) -> None:
     assert names == {"none": "layer@0-forward", "full": "layer@0"}
 
 
+def test_what_megatron_recomputes_inside_a_layer_wakes_none_below() -> None:
+    """NeMo's bridge asks gradients of the embedding's output where layers are checkpointed whole (peft/recompute.py)."""
+    way = {"data_parallel": "megatron", "zero": 1, "dp_shard": 4, "lora_targets": "layers.10-"}
+    tuned = {mode: lora(**way, recompute=mode) for mode in ("none", "selective", "full")}
+    names = {mode: build_blocks(LLAMA, Stack.of(of), of).body[0].name for mode, of in tuned.items()}
+    assert names == {"none": "layer@0-forward", "selective": "layer@0-forward", "full": "layer@0"}
+
+
 def test_the_first_layer_makes_no_gradients_of_its_input() -> None:
     """Nothing below it is trained: its norm keeps nothing, masks and products for its input's gradient are not made."""
     plan, layers = lora(lora_dropout=0.1, lora_rank=8), LLAMA.num_layers

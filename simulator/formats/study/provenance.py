@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from simulator.formats.study.overrides import Override
 from simulator.formats.study.tables import DEFAULT_NAME
-from simulator.parallel.legality import unused
+from simulator.parallel.legality import idle_details, unused
 from simulator.predict import Source
 from simulator.spec.calibration.stored import stored_file
 from simulator.spec.model import Model, preset_with_shape
@@ -25,9 +25,11 @@ def without_effect(stated_plan: Plan, plan: Plan, model: Model) -> tuple[Source,
     idle = unused(plan, experts=model.experts is not None)
     given = {name: plan.value(name) for name in idle if name in stated_plan.flat_fields_set}
     named = [name for name, value in given.items() if value is True or value not in _NOTHING]  # True equals 1
-    return tuple(
-        Source(what=f"plan.{name}", kind="given", detail=f"without effect: needs {idle[name]}") for name in named
-    )
+    changed = plan.offload.model_dump(exclude_defaults=True)
+    found = {name: idle[name] for name in named}
+    found |= {f"offload.{name}": needs for name, needs in idle_details(plan).items() if name in changed}
+    detail = "without effect: needs {}".format
+    return tuple(Source(what=f"plan.{name}", kind="given", detail=detail(found[name])) for name in found)
 
 
 def sources_of(

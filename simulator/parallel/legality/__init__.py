@@ -17,7 +17,7 @@ from simulator.parallel.legality import blocks, degrees, experts, heads, memory,
 from simulator.parallel.legality.pipeline import PIPELINE, broken_by
 from simulator.parallel.legality.rule import Case, Reads, Rule
 from simulator.parallel.legality.software import SOFTWARE, Software, software_of
-from simulator.parallel.legality.unused import unused
+from simulator.parallel.legality.unused import idle_details, unused
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -57,8 +57,8 @@ RULES: Final[tuple[Rule[Any], ...]] = (
 
 
 __all__ = [
-    "RULES", "Case", "Rule", "Software", "broken", "check", "check_split", "faults", "first_fault", "runnable",
-    "software_of", "unused",
+    "RULES", "Case", "Rule", "Software", "broken", "check", "check_split", "faults", "first_fault",
+    "idle_details", "runnable", "software_of", "unused",
 ]  # fmt: skip
 
 Rules = tuple[Rule[Any], ...]

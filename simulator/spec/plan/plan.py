@@ -291,8 +291,9 @@ class Plan(Nested):
 
     @property
     def recomputes_adapted(self) -> bool:
-        """Recomputation beside what is frozen, under which layers below the adapters have a backward too."""
-        return self.peft.any and self.recompute.mode != "none"
+        """Recomputation beside what is frozen, under which layers below the adapters have a backward too: not inside Megatron's."""
+        inside = self.traits.core_layers and self.recompute.mode == "selective"
+        return self.peft.any and self.recompute.mode != "none" and not inside
 
     @property
     def adapters_apart(self) -> bool:
@@ -310,16 +311,8 @@ class Plan(Nested):
 
         torch takes 1 for False and the size of the group for True. ZeRO++'s secondary copy is gathered again likewise.
         """
-        if self.deepspeed.zeropp.secondary_ranks > 1:
-            return (
-                None
-                if self.deepspeed.zeropp.secondary_ranks == self.dp_shard * self.cp
-                else self.deepspeed.zeropp.secondary_ranks
-            )
-        reshard = self.fsdp.reshard_after_forward
-        if reshard is None or isinstance(reshard, bool) or reshard in (1, self.dp_shard * self.cp):
-            return None
-        return reshard
+        near = self.fsdp.reshard_after_forward if self.traits.hooks_modules else self.deepspeed.zeropp.secondary_ranks
+        return None if near is None or isinstance(near, bool) or near in (1, self.dp_shard * self.cp) else near
 
     @property
     def gathers(self) -> bool:

@@ -228,7 +228,10 @@ class DeepSpeedPlan(Strict):
         gt=0, le=MAX_SIZE, default=50_000_000, description="stage 3: elements gathered ahead"
     )
     param_persistence_numel: int = Field(
-        ge=0, le=MAX_SIZE, default=100_000, description="stage 3: parameters of fewer elements are not sharded"
+        ge=0,
+        le=MAX_SIZE,
+        default=100_000,
+        description="stage 3, exported and not modelled: smaller parameters stay whole",
     )
     zeropp: ZeroPlusPlus = Field(default=NO_ZEROPP, description="ZeRO++, of stage 3")
     one_bit: OneBit = Field(default=NO_ONE_BIT, description="an optimizer that sends signs, of stage 0")

@@ -13,7 +13,8 @@ from typing import ClassVar, TypeAlias
 
 from typing_extensions import override
 
-from simulator.spec.plan import Plan
+from simulator.spec.plan import FsdpPlan, Plan
+from simulator.spec.plan.records import USUAL_FSDP
 from simulator.spec.software.stack import Stack
 from simulator.work.script.instructions import (
     Direction,
@@ -65,6 +66,11 @@ def ahead(unit: int, depth: int, last: int) -> Gathers:
     newest = unit - depth
     coming = range(last, max(newest, 0) - 1, -1) if unit == last else range(newest, newest - 1, -1)
     return tuple((one, one + depth + 1 if one + depth + 1 <= last else None) for one in coming if one >= 0)
+
+
+def _fsdp(plan: Plan) -> FsdpPlan:
+    """How far FSDP gathers ahead; other software has no word for it."""
+    return plan.fsdp if plan.traits.hooks_modules else USUAL_FSDP
 
 
 class Order:
@@ -162,12 +168,12 @@ class Sharded(Order):
 
     def forward_window(self, plan: Plan) -> int | None:
         """A unit's all-gather may start once the unit so many back has been computed; None: at any time."""
-        return 2 + plan.fsdp.forward_prefetch
+        return 2 + _fsdp(plan).forward_prefetch
 
     @override
     def forward_gathers(self, plan: Plan, chunk: Chunk, unit: int) -> Gathers:
         """The unit itself unless prefetched, and those `forward_prefetch` units ahead."""
-        window, newest = self.forward_window(plan), unit + plan.fsdp.forward_prefetch
+        window, newest = self.forward_window(plan), unit + _fsdp(plan).forward_prefetch
         ahead = range(min(newest + 1, chunk.num_units)) if unit == 0 else range(newest, newest + 1)
         gates = ((one, one - window if window is not None and one >= window else None) for one in ahead)
         return tuple((one, gate) for one, gate in gates if one < chunk.num_units)
@@ -175,7 +181,7 @@ class Sharded(Order):
     @override
     def backward_gathers(self, plan: Plan, chunk: Chunk, unit: int) -> Gathers:
         """The unit itself unless prefetched, and those `backward_prefetch` units ahead."""
-        return ahead(unit, plan.fsdp.backward_prefetch, chunk.num_units - 1)
+        return ahead(unit, _fsdp(plan).backward_prefetch, chunk.num_units - 1)
 
     @override
     def backward_after(self, chunk: Chunk, unit: int) -> int | None:
