@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -98,6 +100,39 @@ def test_every_request_gets_its_answer_and_gives_back_its_blocks(limits: Limits,
     assert sum(batch.rows for batch in batches) == sum(request.output_tokens for request in asked)
     computed = sum(request.prompt_tokens + request.output_tokens - 1 for request in asked)
     assert scheduler.prefilled + scheduler.decoded == computed + scheduler.recomputed
+
+
+@examples(300)
+@given(
+    limits=schedulers(),
+    asked=requests,
+    prefix=st.integers(1, 60),
+    found=st.lists(st.booleans(), min_size=30, max_size=30),
+    host=st.integers(0, 20),
+    pace=st.integers(1, 3),
+)
+def test_shared_beginnings_and_a_host_lose_no_token(
+    limits: Limits, asked: list[Request], prefix: int, found: list[bool], host: int, pace: int
+) -> None:
+    """Whatever is preempted, kept in the host's memory or given way; who decodes has cached all but the last token."""
+    hits = [one and prefix < r.prompt_tokens for one, r in zip(found, asked, strict=False)]
+    sharing = [
+        replace(r, cached_tokens=hit * prefix, shared_tokens=hit * prefix) for hit, r in zip(hits, asked, strict=True)
+    ]
+    scheduler = Scheduler(replace(limits, host_blocks=host))
+    jobs = [RequestState(request=request, index=i) for i, request in enumerate(sharing)]
+    coming, answered = deque(jobs), 0
+    while answered < len(jobs):
+        scheduler.waiting.extend(coming.popleft() for _ in range(min(pace, len(coming))))
+        assert scheduler.next_batch() is not None  # none waits for ever
+        for job in (job for each in scheduler._finish.values() for job in each.values()):
+            assert job.cached == job.known - 1
+        assert scheduler.free >= 0
+        assert 0 <= scheduler.hosted_blocks <= host
+        answered += len(scheduler.complete(0.0))
+    assert all(job.done == job.request.output_tokens for job in jobs)
+    assert scheduler.used_blocks == scheduler._shared
+    assert not scheduler.hosted_blocks
 
 
 @examples(60)

@@ -121,20 +121,17 @@ class Scheduler:
         self._take_over()
         if self.limits.apart:
             had_room = self._make_room()
-            self._take_blocks()
             self._fill(maxsize, admit=had_room)
             self._decodes = self._decoding
         elif self.limits.chunked if self.limits.mixed is None else self.limits.mixed:
             had_room = self._make_room()
             self._decodes = self._decoding
-            self._take_blocks()
             self._fill(self.limits.max_tokens - self._decodes, admit=had_room)
         else:
             self._fill(self.limits.max_tokens, admit=True)
             if not self._pieces:
                 self._make_room()
                 self._decodes = self._decoding
-                self._take_blocks()
         if not self._decodes and not self._pieces:
             return None
         keys = tuple(each.total if self._decodes else 0 for each in self._keys)
@@ -206,14 +203,18 @@ class Scheduler:
         self._need[(self._step - job.cached) % self.limits.block_size] -= 1
 
     def _make_room(self) -> bool:
-        """Preempt until every decoding sequence has its next block. False if anything was preempted."""
+        """Preempt until every decoding sequence has its next block, and take these. False if anything was preempted."""
         before = self.preemptions
-        while self._need[self._step % self.limits.block_size] > self.free:
+        while self._short_of(self._need[self._step % self.limits.block_size]):
             self._preempt()
+        self.free -= self._need[self._step % self.limits.block_size]
         return self.preemptions == before
 
-    def _take_blocks(self) -> None:
-        self.free -= self._need[self._step % self.limits.block_size]
+    def _short_of(self, blocks: int, *coming: RequestState) -> bool:
+        """Fewer are free, even where a beginning that nobody shares any more gives way."""
+        if blocks > self.free and not any(map(self._shared_blocks, (*coming, *self.running.values()))):
+            self.free, self._shared = self.free + self._shared, 0
+        return blocks > self.free
 
     def _return_blocks(self, job: RequestState, tokens: int) -> None:
         self.free += self._own_blocks(job, tokens)
@@ -263,7 +264,7 @@ class Scheduler:
     def _goes_to_host(self, job: RequestState) -> bool:
         """What a preempted sequence had cached is kept there, if it has room and all of it was made."""
         blocks = self._own_blocks(job, job.cached)
-        if not job.done or self.hosted_blocks + blocks > self.limits.host_blocks:
+        if not job.done or job.cached < job.known - 1 or self.hosted_blocks + blocks > self.limits.host_blocks:
             return False
         job.hosted = blocks
         self.hosted_blocks += blocks
@@ -289,7 +290,7 @@ class Scheduler:
             needed, spare = at_end, int(self.limits.reserved * max(0, self._final - self.used_blocks))
         else:
             needed, spare = blocks, int(WATERMARK * self.limits.num_blocks)
-        self._refused = needed + begins + (spare if self.running else 0) > self.free
+        self._refused = self._short_of(needed + begins + (spare if self.running else 0), job)
         if self._refused:
             return False
         self._shared += begins
