@@ -16,7 +16,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving import Batch, Choice, InferencePlan, StepCosts, Workload
-from simulator.studies.serving.engine import Engine
+from simulator.studies.serving.engine import Engine, Lane
 from simulator.studies.serving.limits import Limits, RequestState
 from simulator.studies.serving.scheduler import Scheduler
 from simulator.studies.serving.workload import Request
@@ -124,7 +124,9 @@ def test_shared_beginnings_and_a_host_lose_no_token(
     coming, answered = deque(jobs), 0
     while answered < len(jobs):
         scheduler.waiting.extend(coming.popleft() for _ in range(min(pace, len(coming))))
-        assert scheduler.next_batch() is not None  # none waits for ever
+        batch = scheduler.next_batch()
+        assert batch is not None  # none waits for ever
+        assert not (batch.out and batch.back)  # nor comes back for nothing
         for job in (job for each in scheduler._finish.values() for job in each.values()):
             assert job.cached == job.known - 1
         assert scheduler.free >= 0
@@ -155,6 +157,22 @@ def one_at_a_time() -> StepCosts:
     cluster, plan = Cluster.load("hgx-h100-8"), InferencePlan(max_sequences=1)
     calibration = Calibration.for_device(cluster.device)
     return StepCosts(Model.load("llama3-8b"), plan, cluster, Stack.load(plan.stack), calibration, default_curves())
+
+
+@examples(400)
+@given(limits=schedulers(), asked=requests, host=st.integers(0, 20), gap_s=st.sampled_from([0.0, 0.01, 0.1]))
+def test_steps_that_are_passed_over_at_once_end_when_they_would_one_by_one(
+    one_at_a_time: StepCosts, limits: Limits, asked: list[Request], host: int, gap_s: float
+) -> None:
+    """However full the cache is."""
+    coming = [replace(request, arrival_s=i * gap_s) for i, request in enumerate(asked)]
+    given = one_at_a_time, replace(limits, host_blocks=host, windows=(None,)), coming, (0.0, math.inf)
+    at_once = Engine(*given).run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lane, "_pass_over", lambda *_: 0.0)
+        in_turn = Engine(*given).run()
+    assert at_once.preemptions == in_turn.preemptions
+    assert [job.end_s for job in at_once.jobs] == pytest.approx([job.end_s for job in in_turn.jobs])
 
 
 @examples(30)

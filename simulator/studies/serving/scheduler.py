@@ -245,6 +245,7 @@ class Scheduler:
     def _preempt(self) -> None:
         """The sequence admitted last loses its blocks and waits at the head of the queue."""
         _, job = self.running.popitem()
+        self._refused = False
         self._final -= self._blocks_at_end(job)
         if job is self._partial:
             self._partial = None
@@ -289,7 +290,10 @@ class Scheduler:
         if self.limits.reserved:
             needed, spare = at_end, int(self.limits.reserved * max(0, self._final - self.used_blocks))
         else:
-            needed, spare = blocks, int(WATERMARK * self.limits.num_blocks)
+            coming = (
+                self._need[self._step % self.limits.block_size] if job.cached else 0
+            )  # before what comes back decodes
+            needed, spare = self._own_blocks(job, job.known) + coming, int(WATERMARK * self.limits.num_blocks)
         self._refused = self._short_of(needed + begins + (spare if self.running else 0), job)
         if self._refused:
             return False
