@@ -131,6 +131,18 @@ def test_what_came_is_counted_alike(
         assert found.in_system == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_answer_ends_before_it_begins(engine: str) -> None:
+    """Where prompts have engines of their own: the front end that sends their tokens may be behind the one of those that decode."""
+    model, cluster, plan = Model.load("gpt2"), Cluster.load("hgx-h100-8"), InferencePlan(prefill_dp=1, stack=engine)
+    load = Workload(rate=0.0, num_requests=20, prompt_tokens=14, output_tokens=2, warmup=0.0)
+    found = serve(model, plan, cluster, load).latencies
+    assert found is not None
+    assert found.tpot is not None
+    assert found.tpot.p50_s > 0
+    assert found.ttft.mean_s < found.latency.mean_s
+
+
 def test_a_trace_says_what_its_requests_said(tmp_path: Path) -> None:
     """Written out, or an hour later."""
     drawn = Workload(rate=9.0, num_requests=30, seed=5, **PROMPTS, output_tokens=20)
