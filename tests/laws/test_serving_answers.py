@@ -131,6 +131,23 @@ def test_what_came_is_counted_alike(
         assert found.in_system == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("plan", [{}, {"pp": 2}, {"pp": 3}, {"tp": 2}])
+def test_two_engines_answer_twice_as_many_in_the_same_time(plan: dict[str, int]) -> None:
+    model, cluster, load = (
+        Model.load("gpt2"),
+        Cluster.load("hgx-h100-8"),
+        Workload(rate=0.0, output_tokens=30, warmup=0.0),
+    )
+    for count in (1, 3):
+        one, two = (
+            serve(model, InferencePlan(**plan, dp=dp), cluster, load.model_copy(update={"num_requests": dp * count}))  # type: ignore[arg-type]
+            for dp in (1, 2)
+        )
+        assert one.latencies is not None
+        assert two.latencies is not None
+        assert asdict(two.latencies.latency) == pytest.approx(asdict(one.latencies.latency))
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_answer_ends_before_it_begins(engine: str) -> None:
     """Where prompts have engines of their own: the front end that sends their tokens may be behind the one of those that decode."""
