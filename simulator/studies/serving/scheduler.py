@@ -141,7 +141,7 @@ class Scheduler:
 
     def release(self, job: RequestState) -> None:
         """The blocks of a finished prompt have been read."""
-        self._return_blocks(job, job.cached)
+        self.free += self._own_blocks(job, job.cached)
 
     def complete(self, now_s: float) -> list[RequestState]:
         """The step is over: every sequence in it has its tokens. Returns those that are finished."""
@@ -157,7 +157,7 @@ class Scheduler:
             for each in self._keys:
                 each.advance(self._step)
             for job in finished if not self.limits.hands_over else ():
-                self._return_blocks(job, job.cached)
+                self.free += self._own_blocks(job, job.cached)
         for job in self._begun:
             job.first_s = now_s if job.first_s is None else job.first_s
         for job, chunk in self._pieces:
@@ -178,7 +178,7 @@ class Scheduler:
         job.first_s = now_s if job.first_s is None else job.first_s
         if job.done == job.request.output_tokens:
             if not self.limits.hands_over:
-                self._return_blocks(job, job.cached)
+                self.free += self._own_blocks(job, job.cached)
             finished.append(job)
         else:
             self._join(job)
@@ -216,9 +216,6 @@ class Scheduler:
             self.free, self._shared = self.free + self._shared, 0
         return blocks > self.free
 
-    def _return_blocks(self, job: RequestState, tokens: int) -> None:
-        self.free += self._own_blocks(job, tokens)
-
     def _own_blocks(self, job: RequestState, tokens: int) -> int:
         """Of so many tokens, without those that the job shares with others."""
         limits = self.limits
@@ -249,12 +246,12 @@ class Scheduler:
         self._final -= self._blocks_at_end(job)
         if job is self._partial:
             self._partial = None
-            self._return_blocks(job, job.known)
+            self.free += self._own_blocks(job, job.known)
         else:
             last = job.since + job.request.output_tokens - job.done - 1
             del self._finish[last][job.index]
             self._leave(job)
-            self._return_blocks(job, job.cached)
+            self.free += self._own_blocks(job, job.cached)
         if not self._goes_to_host(job):
             self.recomputed += job.cached
             job.cached = 0
