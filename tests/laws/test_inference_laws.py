@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,7 +16,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving import Batch, Choice, InferencePlan, StepCosts, Workload
-from simulator.studies.serving.engine import Engine
+from simulator.studies.serving.engine import Engine, Lane
 from simulator.studies.serving.limits import Limits, RequestState
 from simulator.studies.serving.scheduler import Scheduler
 from simulator.studies.serving.workload import Request
@@ -100,6 +102,41 @@ def test_every_request_gets_its_answer_and_gives_back_its_blocks(limits: Limits,
     assert scheduler.prefilled + scheduler.decoded == computed + scheduler.recomputed
 
 
+@examples(300)
+@given(
+    limits=schedulers(),
+    asked=requests,
+    prefix=st.integers(1, 60),
+    found=st.lists(st.booleans(), min_size=30, max_size=30),
+    host=st.integers(0, 20),
+    pace=st.integers(1, 3),
+)
+def test_shared_beginnings_and_a_host_lose_no_token(
+    limits: Limits, asked: list[Request], prefix: int, found: list[bool], host: int, pace: int
+) -> None:
+    """Whatever is preempted, kept in the host's memory or given way; who decodes has cached all but the last token."""
+    hits = [one and prefix < r.prompt_tokens for one, r in zip(found, asked, strict=False)]
+    sharing = [
+        replace(r, cached_tokens=hit * prefix, shared_tokens=hit * prefix) for hit, r in zip(hits, asked, strict=True)
+    ]
+    scheduler = Scheduler(replace(limits, host_blocks=host))
+    jobs = [RequestState(request=request, index=i) for i, request in enumerate(sharing)]
+    coming, answered = deque(jobs), 0
+    while answered < len(jobs):
+        scheduler.waiting.extend(coming.popleft() for _ in range(min(pace, len(coming))))
+        batch = scheduler.next_batch()
+        assert batch is not None  # none waits for ever
+        assert not (batch.out and batch.back)  # nor comes back for nothing
+        for job in (job for each in scheduler._finish.values() for job in each.values()):
+            assert job.cached == job.known - 1
+        assert scheduler.free >= 0
+        assert 0 <= scheduler.hosted_blocks <= host
+        answered += len(scheduler.complete(0.0))
+    assert all(job.done == job.request.output_tokens for job in jobs)
+    assert scheduler.used_blocks == scheduler._shared
+    assert not scheduler.hosted_blocks
+
+
 @examples(60)
 @given(limits=schedulers(), asked=requests)
 def test_a_cache_for_everything_preempts_nobody(limits: Limits, asked: list[Request]) -> None:
@@ -120,6 +157,22 @@ def one_at_a_time() -> StepCosts:
     cluster, plan = Cluster.load("hgx-h100-8"), InferencePlan(max_sequences=1)
     calibration = Calibration.for_device(cluster.device)
     return StepCosts(Model.load("llama3-8b"), plan, cluster, Stack.load(plan.stack), calibration, default_curves())
+
+
+@examples(400)
+@given(limits=schedulers(), asked=requests, host=st.integers(0, 20), gap_s=st.sampled_from([0.0, 0.01, 0.1]))
+def test_steps_that_are_passed_over_at_once_end_when_they_would_one_by_one(
+    one_at_a_time: StepCosts, limits: Limits, asked: list[Request], host: int, gap_s: float
+) -> None:
+    """However full the cache is."""
+    coming = [replace(request, arrival_s=i * gap_s) for i, request in enumerate(asked)]
+    given = one_at_a_time, replace(limits, host_blocks=host, windows=(None,)), coming, (0.0, math.inf)
+    at_once = Engine(*given).run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lane, "_pass_over", lambda *_: 0.0)
+        in_turn = Engine(*given).run()
+    assert at_once.preemptions == in_turn.preemptions
+    assert [job.end_s for job in at_once.jobs] == pytest.approx([job.end_s for job in in_turn.jobs])
 
 
 @examples(30)

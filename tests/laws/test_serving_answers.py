@@ -131,6 +131,35 @@ def test_what_came_is_counted_alike(
         assert found.in_system == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("plan", [{}, {"pp": 2}, {"pp": 3}, {"tp": 2}])
+def test_two_engines_answer_twice_as_many_in_the_same_time(plan: dict[str, int]) -> None:
+    model, cluster, load = (
+        Model.load("gpt2"),
+        Cluster.load("hgx-h100-8"),
+        Workload(rate=0.0, output_tokens=30, warmup=0.0),
+    )
+    for count in (1, 3):
+        one, two = (
+            serve(model, InferencePlan(**plan, dp=dp), cluster, load.model_copy(update={"num_requests": dp * count}))  # type: ignore[arg-type]
+            for dp in (1, 2)
+        )
+        assert one.latencies is not None
+        assert two.latencies is not None
+        assert asdict(two.latencies.latency) == pytest.approx(asdict(one.latencies.latency))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_answer_ends_before_it_begins(engine: str) -> None:
+    """Where prompts have engines of their own: the front end that sends their tokens may be behind the one of those that decode."""
+    model, cluster, plan = Model.load("gpt2"), Cluster.load("hgx-h100-8"), InferencePlan(prefill_dp=1, stack=engine)
+    load = Workload(rate=0.0, num_requests=20, prompt_tokens=14, output_tokens=2, warmup=0.0)
+    found = serve(model, plan, cluster, load).latencies
+    assert found is not None
+    assert found.tpot is not None
+    assert found.tpot.p50_s > 0
+    assert found.ttft.mean_s < found.latency.mean_s
+
+
 def test_a_trace_says_what_its_requests_said(tmp_path: Path) -> None:
     """Written out, or an hour later."""
     drawn = Workload(rate=9.0, num_requests=30, seed=5, **PROMPTS, output_tokens=20)

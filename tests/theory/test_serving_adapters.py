@@ -14,6 +14,7 @@ from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving import Batch, InferencePlan, Request, StepCosts, check
 from simulator.studies.serving.decoding import batch_of
+from simulator.studies.serving.deployment import Deployment
 from simulator.studies.serving.engine import Engine
 from simulator.studies.serving.limits import Limits
 from simulator.studies.serving.lora import adapters_reached, lora_bytes
@@ -67,6 +68,12 @@ def test_what_goes_to_the_host_is_not_computed_again() -> None:
     assert anew.recomputed > some.recomputed > 0
     assert (kept.recomputed, kept.prefilled, kept.decoded) == (0, 4 * 64, 4 * 199)
     assert kept.leftover_blocks == 0
+
+
+def test_queues_of_a_pipeline_share_the_hosts_memory() -> None:
+    plan = InferencePlan(pp=2, host_cache=2**30)
+    found = Deployment.of(MODEL, plan, CLUSTER, STACK)
+    assert found.memory.num_schedulers * found.limits.host_blocks == 2**30 // found.memory.block_bytes
 
 
 def test_blocks_travel_over_each_gpus_own_link() -> None:

@@ -114,7 +114,7 @@ class Deployment:
             window_share=self.memory.window_share,
             window_part=plan.window_part,
             state_blocks=self.memory.state_blocks,
-            host_blocks=ranks * (plan.host_cache // self.memory.block_bytes),
+            host_blocks=ranks * (plan.host_cache // self.memory.block_bytes // self.memory.num_schedulers),
         )
 
     def play(

@@ -1,7 +1,7 @@
 """The serving loop on SimPy's clock: arrivals, a queue and a scheduler for each lane, pipeline stages that lanes share.
 
 An engine with pp stages has pp lanes, so that each stage works on another lane's step (vLLM's virtual engines); a request
-goes to the lane with the fewest unfinished requests, the first of them if several have. The host's time between steps
+goes to the lane with the fewest unfinished requests, of several to one of each engine in turn. The host's time between steps
 passes while the lane's devices wait.
 """
 
@@ -130,6 +130,7 @@ class Engine:
         for _ in range(plan.dp if engines is None else engines):
             shared = Shared([0.0] * plan.pp, *costs.front_s)
             self.lanes += [Lane(self, self._env, costs, Scheduler(limits), shared) for _ in range(plan.pp)]
+        self.in_turn = [lane for first in range(plan.pp) for lane in self.lanes[first :: plan.pp]]  # engine by engine
         for lane in self.lanes:
             self._env.process(lane.run())
 
@@ -186,7 +187,7 @@ class Engine:
 
     def take(self, job: RequestState) -> None:
         """A request comes: to the lane with the fewest, once it is let in and the beginning that it finds in a store is there."""
-        lane = min(self.lanes, key=lambda each: each.unfinished)  # the first of the least
+        lane = min(self.in_turn, key=lambda each: each.unfinished)  # the first of the least
         now = self._env.now
         ready_s = now if self._prefilled else lane.shared.ready_s(now, fetched_s(self._costs, job.request))
         if ready_s > now:

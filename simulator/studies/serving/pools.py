@@ -101,7 +101,9 @@ class Pools:
         self._env.process(self._hand_over(prompt, job, lane))
 
     def _hand_over(self, prompt: RequestState, job: RequestState, lane: Lane) -> Process:
-        cell = [one for one in self._decode.lanes if self._cell_of[one] == self._cell_of[lane]]
+        if prompt.end_s and prompt.end_s > self._env.now:  # until the front end has sent the first token
+            yield self._env.timeout(prompt.end_s - self._env.now)
+        cell = [one for one in self._decode.in_turn if self._cell_of[one] == self._cell_of[lane]]
         target = min(cell, key=lambda one: one.scheduler.unfinished + self._coming[one])
         self._coming[target] += 1
         begun_s, tokens = self._env.now, job.request.prompt_tokens

@@ -121,20 +121,17 @@ class Scheduler:
         self._take_over()
         if self.limits.apart:
             had_room = self._make_room()
-            self._take_blocks()
             self._fill(maxsize, admit=had_room)
             self._decodes = self._decoding
         elif self.limits.chunked if self.limits.mixed is None else self.limits.mixed:
             had_room = self._make_room()
             self._decodes = self._decoding
-            self._take_blocks()
             self._fill(self.limits.max_tokens - self._decodes, admit=had_room)
         else:
             self._fill(self.limits.max_tokens, admit=True)
             if not self._pieces:
                 self._make_room()
                 self._decodes = self._decoding
-                self._take_blocks()
         if not self._decodes and not self._pieces:
             return None
         keys = tuple(each.total if self._decodes else 0 for each in self._keys)
@@ -144,7 +141,7 @@ class Scheduler:
 
     def release(self, job: RequestState) -> None:
         """The blocks of a finished prompt have been read."""
-        self._return_blocks(job, job.cached)
+        self.free += self._own_blocks(job, job.cached)
 
     def complete(self, now_s: float) -> list[RequestState]:
         """The step is over: every sequence in it has its tokens. Returns those that are finished."""
@@ -160,7 +157,7 @@ class Scheduler:
             for each in self._keys:
                 each.advance(self._step)
             for job in finished if not self.limits.hands_over else ():
-                self._return_blocks(job, job.cached)
+                self.free += self._own_blocks(job, job.cached)
         for job in self._begun:
             job.first_s = now_s if job.first_s is None else job.first_s
         for job, chunk in self._pieces:
@@ -181,7 +178,7 @@ class Scheduler:
         job.first_s = now_s if job.first_s is None else job.first_s
         if job.done == job.request.output_tokens:
             if not self.limits.hands_over:
-                self._return_blocks(job, job.cached)
+                self.free += self._own_blocks(job, job.cached)
             finished.append(job)
         else:
             self._join(job)
@@ -206,17 +203,18 @@ class Scheduler:
         self._need[(self._step - job.cached) % self.limits.block_size] -= 1
 
     def _make_room(self) -> bool:
-        """Preempt until every decoding sequence has its next block. False if anything was preempted."""
+        """Preempt until every decoding sequence has its next block, and take these. False if anything was preempted."""
         before = self.preemptions
-        while self._need[self._step % self.limits.block_size] > self.free:
+        while self._short_of(self._need[self._step % self.limits.block_size]):
             self._preempt()
+        self.free -= self._need[self._step % self.limits.block_size]
         return self.preemptions == before
 
-    def _take_blocks(self) -> None:
-        self.free -= self._need[self._step % self.limits.block_size]
-
-    def _return_blocks(self, job: RequestState, tokens: int) -> None:
-        self.free += self._own_blocks(job, tokens)
+    def _short_of(self, blocks: int, *coming: RequestState) -> bool:
+        """Fewer are free, even where a beginning that nobody shares any more gives way."""
+        if blocks > self.free and not any(map(self._shared_blocks, (*coming, *self.running.values()))):
+            self.free, self._shared = self.free + self._shared, 0
+        return blocks > self.free
 
     def _own_blocks(self, job: RequestState, tokens: int) -> int:
         """Of so many tokens, without those that the job shares with others."""
@@ -244,15 +242,16 @@ class Scheduler:
     def _preempt(self) -> None:
         """The sequence admitted last loses its blocks and waits at the head of the queue."""
         _, job = self.running.popitem()
+        self._refused = False
         self._final -= self._blocks_at_end(job)
         if job is self._partial:
             self._partial = None
-            self._return_blocks(job, job.known)
+            self.free += self._own_blocks(job, job.known)
         else:
             last = job.since + job.request.output_tokens - job.done - 1
             del self._finish[last][job.index]
             self._leave(job)
-            self._return_blocks(job, job.cached)
+            self.free += self._own_blocks(job, job.cached)
         if not self._goes_to_host(job):
             self.recomputed += job.cached
             job.cached = 0
@@ -263,7 +262,7 @@ class Scheduler:
     def _goes_to_host(self, job: RequestState) -> bool:
         """What a preempted sequence had cached is kept there, if it has room and all of it was made."""
         blocks = self._own_blocks(job, job.cached)
-        if not job.done or self.hosted_blocks + blocks > self.limits.host_blocks:
+        if not job.done or job.cached < job.known - 1 or self.hosted_blocks + blocks > self.limits.host_blocks:
             return False
         job.hosted = blocks
         self.hosted_blocks += blocks
@@ -288,8 +287,11 @@ class Scheduler:
         if self.limits.reserved:
             needed, spare = at_end, int(self.limits.reserved * max(0, self._final - self.used_blocks))
         else:
-            needed, spare = blocks, int(WATERMARK * self.limits.num_blocks)
-        self._refused = needed + begins + (spare if self.running else 0) > self.free
+            coming = (
+                self._need[self._step % self.limits.block_size] if job.cached else 0
+            )  # before what comes back decodes
+            needed, spare = self._own_blocks(job, job.known) + coming, int(WATERMARK * self.limits.num_blocks)
+        self._refused = self._short_of(needed + begins + (spare if self.running else 0), job)
         if self._refused:
             return False
         self._shared += begins

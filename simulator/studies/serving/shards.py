@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from math import ceil, prod
 
 from simulator.base.kernels import DTYPE_BYTES
@@ -65,14 +66,8 @@ def _mixer(mamba: Mamba | None, split: int) -> Mamba | None:
 def _dealt(num_layers: int, pp: int) -> list[tuple[int, ...]]:
     """Layers of each stage. What does not divide goes to stages before the last, which has the head (as vLLM does)."""
     each, more = divmod(num_layers, pp)
-    longer = range(pp - 1 - more, pp - 1)
-    found: list[tuple[int, ...]] = []
-    begin = 0
-    for stage in range(pp):
-        end = begin + each + (stage in longer)
-        found.append(tuple(range(begin, end)))
-        begin = end
-    return found
+    ends = accumulate((each + (pp - 1 - more <= stage < pp - 1) for stage in range(pp)), initial=0)
+    return [tuple(range(begin, end)) for begin, end in pairwise(ends)]
 
 
 def _stage(model: Model, plan: InferencePlan, stage: int, layers: tuple[int, ...]) -> StageShard:
