@@ -170,6 +170,17 @@ def test_money_comes_from_the_price_file(study: str, tmp_path: Path, capsys: pyt
     assert "--detect" in err
 
 
+def test_hosts_that_stand_by_are_paid_for(study: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nothing fails, two of them beside the job's four cost half as much again, and change no day."""
+    prices = tmp_path / "prices.toml"
+    prices.write_text(PRICES, encoding="utf-8")
+    words = (study, "--failures", "none", "--json", "--prices", str(prices), "--price-per-gpu-hour", "2.5")
+    none, two = (json.loads(told(capsys, *words, "--spare-hosts", count)[1]) for count in ("0", "2"))
+    assert none["days"] == two["days"]
+    assert two["dollars"]["p50"] == pytest.approx(1.5 * none["dollars"]["p50"])
+    assert two["costs"][0]["cost"]["p95"] == pytest.approx(1.5 * none["costs"][0]["cost"]["p95"])
+
+
 def test_spot_hosts_that_are_announced_lose_no_work(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     """4 hosts, each taken away every 2 h; one is found within 10 min. With notice for a checkpoint no work is lost."""
     spot = ["--json", "--failures", "none", "--spot-mtbf", "2h", "--repair", "10min"]
