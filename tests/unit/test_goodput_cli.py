@@ -102,6 +102,17 @@ def test_the_report_says_days_and_what_interrupts(study: str, capsys: pytest.Cap
         assert words in out
 
 
+def test_time_between_interruptions_is_said_to_leave_out_slow_hosts(
+    study: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """These are counted among the run's interruptions, and have no rate: they depend on when they are seen."""
+    words = (study, "--straggler-mtbf", "100h", "--straggler-slowdown", "0.01", "--plain")
+    shown = told(capsys, *words)[1]
+    assert "slow host  " in shown
+    assert "one every, slow hosts apart  " in shown
+    assert "slow hosts apart" not in told(capsys, study, "--plain")[1]
+
+
 def test_every_fault_is_told_at_its_flag_or_key(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = told(
         capsys, study, "--model", "nope", "--tokens", "1Q", "--detect", "5", "--failures", "lama3", "--replicas", "0"
