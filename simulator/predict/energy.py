@@ -124,6 +124,7 @@ class EnergyUse:
     def report(self) -> dict[str, Any]:
         """Plain data, as `--json` shows it."""
         low, high = self.interval
+        of_caps = "step_s", "gpu_w", "joules_per_token", "run_kwh"
         return {
             "gpu_w": self.gpu_w,
             "step_joules": self.step_joules,
@@ -135,16 +136,7 @@ class EnergyUse:
             "run_tokens": self.energy.tokens,
             "run_kwh": self.run_kwh,
             "run_co2_kg": self.run_co2_kg,
-            "caps": [
-                {
-                    "cap_w": cap,
-                    "step_s": one.step_s,
-                    "gpu_w": one.gpu_w,
-                    "joules_per_token": one.joules_per_token,
-                    "run_kwh": one.run_kwh,
-                }
-                for cap, one in self.caps
-            ],
+            "caps": [{"cap_w": cap} | {name: getattr(one, name) for name in of_caps} for cap, one in self.caps],
             "sources": [asdict(source) for source in self.sources],
         }
 

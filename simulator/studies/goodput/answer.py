@@ -334,11 +334,6 @@ def _sources(run: LongRun, load_s: float) -> tuple[Source, ...]:
         kind = "given" if name in given else "assumed"
         found.append(Source(what=name.removesuffix("_s"), kind=kind, detail=f"{getattr(run, name):g} s"))
     if run.load_s is None:
-        found.append(
-            Source(
-                what="load",
-                kind="assumed",
-                detail=f"{format_duration(load_s)}: the state at the rate at which the hosts' storage reads",
-            )
-        )
+        detail = f"{format_duration(load_s)}: the state at the rate at which the hosts' storage reads"
+        found.append(Source(what="load", kind="assumed", detail=detail))
     return tuple(found)
