@@ -238,7 +238,9 @@ class SensitivityStudy:
         seconds = self._run_s(number, outcome, step_s, row)
         if self.figure == "run-days":
             return seconds / DAY_S
-        return cost(self._price(number, row), outcome.num_devices, seconds)
+        run, _ = self._run_at(number, row)
+        spare = run.spare_hosts * self.subjects[number].cluster.gpus_per_node if run is not None else 0
+        return cost(self._price(number, row), outcome.num_devices + spare, seconds)
 
     def _pays(self) -> list[str]:
         """The price of each alternative as text; empty if cost is not compared."""
@@ -281,16 +283,10 @@ class SensitivityStudy:
     def _run_s(self, number: int, outcome: PlanOutcome, step_s: float, row: Sequence[float | None]) -> float:
         run, mtbf = self._run_at(number, row)
         assert run is not None
+        size = JobSize.of(self.subjects[number].cluster, outcome.num_devices)
         saved, load_s = self._checkpoints[number]
-        return expected_run_s(
-            run,
-            saved,
-            load_s,
-            step_s=step_s,
-            tokens_per_step=outcome.tokens_per_step,
-            size=JobSize.of(self.subjects[number].cluster, outcome.num_devices),
-            mtbf_factor=mtbf,
-        )
+        tokens = outcome.tokens_per_step
+        return expected_run_s(run, saved, load_s, step_s=step_s, tokens_per_step=tokens, size=size, mtbf_factor=mtbf)
 
     @cached_property
     def _checkpoints(self) -> tuple[tuple[Saving, float], ...]:

@@ -124,6 +124,7 @@ class EnergyUse:
     def report(self) -> dict[str, Any]:
         """Plain data, as `--json` shows it."""
         low, high = self.interval
+        of_caps = "step_s", "gpu_w", "joules_per_token", "run_kwh"
         return {
             "gpu_w": self.gpu_w,
             "step_joules": self.step_joules,
@@ -135,16 +136,7 @@ class EnergyUse:
             "run_tokens": self.energy.tokens,
             "run_kwh": self.run_kwh,
             "run_co2_kg": self.run_co2_kg,
-            "caps": [
-                {
-                    "cap_w": cap,
-                    "step_s": one.step_s,
-                    "gpu_w": one.gpu_w,
-                    "joules_per_token": one.joules_per_token,
-                    "run_kwh": one.run_kwh,
-                }
-                for cap, one in self.caps
-            ],
+            "caps": [{"cap_w": cap} | {name: getattr(one, name) for name in of_caps} for cap, one in self.caps],
             "sources": [asdict(source) for source in self.sources],
         }
 
@@ -183,7 +175,7 @@ def energy_of(
     InputError.raise_for(faults)
     inputs = (model, plan, calibration, stack or Stack.of(plan))
     return replace(
-        _drawn(energy, prediction, cluster, *inputs),
+        _drawn(energy, prediction, cluster, cluster.device.power_w, *inputs),
         sources=tuple(_sources(energy, cluster.device, calibration)),
         caps=tuple((cap, _what_if(energy, cap, cluster, *inputs)) for cap in energy.caps_w),
     )
@@ -206,19 +198,20 @@ def _cap_faults(energy: Energy, device: Device, calibration: Calibration) -> Ite
 def _what_if(
     energy: Energy, cap_w: float, cluster: Cluster, model: Model, plan: Plan, calibration: Calibration, stack: Stack
 ) -> EnergyUse:
-    """The step predicted again under another cap."""
+    """The step predicted again under another cap, which lowers what kernels draw: no less is drawn by hosts, or waiting."""
     from simulator.predict import predict
 
     device = cluster.device.model_copy(update={"power_w": cap_w})
     capped = cluster.model_copy(update={"device": device})
     prediction = predict(model, plan, capped, calibration, stack)
-    return _drawn(energy, prediction, capped, model, plan, calibration, stack)
+    return _drawn(energy, prediction, capped, cluster.device.power_w, model, plan, calibration, stack)
 
 
 def _drawn(
     energy: Energy,
     prediction: Prediction,
     cluster: Cluster,
+    sheet_w: float,
     model: Model,
     plan: Plan,
     calibration: Calibration,
@@ -227,11 +220,13 @@ def _drawn(
     works = rank_works(lower(model, plan, cluster, stack, calibration, calibration.links or default_curves()))
     ranks, totals = plan.num_devices, dict[str, tuple[float, float]]()
     for work in works:
-        for name, (seconds, watts) in _rank_draws(work, prediction, energy, cluster.device, calibration).items():
+        for name, (seconds, watts) in _rank_draws(
+            work, prediction, energy, cluster.device, sheet_w, calibration
+        ).items():
             before_s, before_j = totals.get(name, (0.0, 0.0))
             part_s = work.program.num_ranks * seconds
             totals[name] = before_s + part_s, before_j + part_s * watts
-    nodes, caps_w = -(-ranks // cluster.gpus_per_node), min(ranks, cluster.gpus_per_node) * cluster.device.power_w
+    nodes, caps_w = -(-ranks // cluster.gpus_per_node), min(ranks, cluster.gpus_per_node) * sheet_w
     host_w = HOST_SHARE * caps_w if energy.host_w is None else energy.host_w
     totals["hosts"] = nodes * prediction.step_s, nodes * prediction.step_s * host_w
     parts = [
@@ -250,9 +245,12 @@ def _drawn(
 
 
 def _rank_draws(
-    work: RankWork, prediction: Prediction, energy: Energy, device: Device, calibration: Calibration
+    work: RankWork, prediction: Prediction, energy: Energy, device: Device, sheet_w: float, calibration: Calibration
 ) -> Mapping[str, tuple[float, float]]:
-    """Class of work -> (seconds of one rank's step, watts). Time without kernels is divided as in the simulated step."""
+    """Class of work -> (seconds of one rank's step, watts). Time without kernels is divided as in the simulated step.
+
+    sheet_w: the device's own cap, of which waiting takes its share under a lower one, too.
+    """
     kernels = {name: one for name, one in work.by_category.items() if one.seconds and not _waits(name)}
     known = [one for one in kernels.values() if one.kernels_s]
     use = summed(one.seconds * one.tensor_use for one in known) / (summed(one.seconds for one in known) or 1.0)
@@ -262,12 +260,14 @@ def _rank_draws(
     gaps = {
         name: float(s) for name, s in prediction.timeline.breakdown(work.program.name).items() if name not in kernels
     }
+    idle_w = energy.idle_share * sheet_w
+    over_idle_w = (energy.communication_share - energy.idle_share) * device.power_w
+    without_kernels = {"communication": idle_w + over_idle_w, "waiting": idle_w}
     scale = (prediction.step_s - busy_s) / (summed(gaps.values()) or 1.0)
     for name, seconds in gaps.items():
         kind = "interference" if name == "interference" else _kind(name)
-        draw = {"communication": energy.communication_share, "waiting": energy.idle_share}.get(kind, 0.0)
         spent, _ = found.get(kind, (0.0, 0.0))
-        found[kind] = spent + scale * seconds, draw * device.power_w if draw else watts(use)
+        found[kind] = spent + scale * seconds, without_kernels.get(kind, watts(use))
     return found
 
 

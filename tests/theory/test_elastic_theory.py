@@ -61,8 +61,9 @@ def test_with_notice_and_when_growing_a_checkpoint_is_written_instead() -> None:
 def test_above_the_highest_price_the_job_pauses_and_pays_nothing() -> None:
     found = run(4e5 * 20 * HOUR, (0, 2.0, 4), (10, 9.0, 4), (15, 2.0, 4), most_price=3.0)
     assert found.seconds["paused"] == 5 * HOUR
-    assert found.days == pytest.approx((25 * HOUR + 600) / (24 * HOUR))  # the checkpoint is written as it pauses
-    assert found.dollars == pytest.approx(32 * 2.0 * (20 + 600 / HOUR))
+    changing_s = 20 + 600  # a checkpoint before the pause, a restart behind it
+    assert found.days == pytest.approx((25 * HOUR + changing_s) / (24 * HOUR))
+    assert found.dollars == pytest.approx(32 * 2.0 * (20 + changing_s / HOUR))
     never = run(1e12, (0, 2.0, 4), (10, 9.0, 4), most_price=3.0)
     assert never.days is None
     assert never.tokens == pytest.approx(4e5 * 10 * HOUR)
@@ -72,6 +73,13 @@ def test_a_size_that_cannot_run_leaves_its_machines_to_the_next_smaller() -> Non
     found = run(2e5 * 10 * HOUR, (0, 1.0, 3))
     assert found.by_nodes == {2: pytest.approx(10 / 24)}
     assert run(1e9, (0, 1.0, 1)).days is None
+
+
+def test_no_change_loses_more_than_was_trained_behind_the_last_one() -> None:
+    """That one restarted from a checkpoint: behind its restart of 600 s, 120 s are trained until machines are taken again."""
+    found = run(4e5 * 20 * HOUR, (0, 1.0, 2), (10, 1.0, 4), (10.2, 1.0, 2))
+    assert found.seconds["changing"] == pytest.approx(30 + 600 + 500)
+    assert found.lost_tokens == pytest.approx(4e5 * (0.2 * HOUR - 30 - 600))
 
 
 def test_changes_faster_than_restarts_train_nothing() -> None:

@@ -65,6 +65,25 @@ def test_at_the_cap_the_mean_of_the_kernels_is_the_cap() -> None:
     assert by_name["gemm"] <= 700 * power.loop_clock ** (-1 / power.clock_exponent) * (1 + 1e-9)
 
 
+def test_a_lower_cap_takes_nothing_from_hosts_and_waiting() -> None:
+    """It slows the clock of kernels: what draws no power of theirs stays, and no collective draws less than waiting does."""
+    own = {part.name: part.watts for part in drawn().parts}
+    for _, found in drawn(Energy(caps_w=(400.0, 150.0))).caps:
+        by_name = {part.name: part.watts for part in found.parts}
+        assert (by_name["hosts"], by_name["waiting"]) == (own["hosts"], own["waiting"])
+        assert own["waiting"] < by_name["communication"] < own["communication"]
+        assert by_name["gemm"] < own["gemm"]
+
+
+@pytest.mark.parametrize(("share", "part"), [("idle_share", "waiting"), ("communication_share", "communication")])
+def test_what_is_said_to_draw_nothing_draws_nothing(share: str, part: str) -> None:
+    """0 is a share like any other; a step that waits without power takes less energy by what waiting took."""
+    usual, none = drawn(), drawn(Energy.model_validate({share: 0.0}))
+    of_usual, of_none = ({one.name: one for one in found.parts} for found in (usual, none))
+    assert of_none[part].watts == 0
+    assert usual.gpu_joules - none.gpu_joules == pytest.approx(of_usual[part].joules)
+
+
 def test_products_under_a_lower_cap_take_less_energy_by_the_laws_exponent() -> None:
     """Speed goes as cap ** e, so energy of products goes as cap ** (1 - e): slower, and cheaper in joules."""
     (_, at_500), (_, at_250) = drawn(Energy(caps_w=(500.0, 250.0))).caps

@@ -180,7 +180,14 @@ def test_costs_follow_from_prices_and_time(tmp_path: Path, capsys: pytest.Captur
         False,
     )  # as quick and cheap as the second, and impossible
     assert main(["compare", *options, "--plain"]) == 0
-    assert "reserved, 2.00 EUR/GPU h, 2026-11-01" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "reserved, 2.00 EUR/GPU h, 2026-11-01" in shown
+    for words, name in (("a step", "step"), ("a billion tokens", "billion_tokens")):
+        amounts = next(line for line in shown.splitlines() if line.startswith(f"  {words} ")).removeprefix(f"  {words}")
+        wanted = [one["costs"][0][name] for one in (first, second)]
+        assert [float(amount) for amount in amounts.split()] == pytest.approx(
+            wanted, rel=5e-3
+        )  # a step of 0.00 is none
     assert main(["compare", *options, "--cluster", "dgx-a100-80-8"]) == 3
     assert "no price of dgx-a100-80-8" in capsys.readouterr().err
 

@@ -102,6 +102,17 @@ def test_the_report_says_days_and_what_interrupts(study: str, capsys: pytest.Cap
         assert words in out
 
 
+def test_time_between_interruptions_is_said_to_leave_out_slow_hosts(
+    study: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """These are counted among the run's interruptions, and have no rate: they depend on when they are seen."""
+    words = (study, "--straggler-mtbf", "100h", "--straggler-slowdown", "0.01", "--plain")
+    shown = told(capsys, *words)[1]
+    assert "slow host  " in shown
+    assert "one every, slow hosts apart  " in shown
+    assert "slow hosts apart" not in told(capsys, study, "--plain")[1]
+
+
 def test_every_fault_is_told_at_its_flag_or_key(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = told(
         capsys, study, "--model", "nope", "--tokens", "1Q", "--detect", "5", "--failures", "lama3", "--replicas", "0"
@@ -168,6 +179,17 @@ def test_money_comes_from_the_price_file(study: str, tmp_path: Path, capsys: pyt
     assert code == ExitCode.BAD_INPUT
     assert "no price of dgx-a100-80-8" in err
     assert "--detect" in err
+
+
+def test_hosts_that_stand_by_are_paid_for(study: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nothing fails, two of them beside the job's four cost half as much again, and change no day."""
+    prices = tmp_path / "prices.toml"
+    prices.write_text(PRICES, encoding="utf-8")
+    words = (study, "--failures", "none", "--json", "--prices", str(prices), "--price-per-gpu-hour", "2.5")
+    none, two = (json.loads(told(capsys, *words, "--spare-hosts", count)[1]) for count in ("0", "2"))
+    assert none["days"] == two["days"]
+    assert two["dollars"]["p50"] == pytest.approx(1.5 * none["dollars"]["p50"])
+    assert two["costs"][0]["cost"]["p95"] == pytest.approx(1.5 * none["costs"][0]["cost"]["p95"])
 
 
 def test_spot_hosts_that_are_announced_lose_no_work(study: str, capsys: pytest.CaptureFixture[str]) -> None:

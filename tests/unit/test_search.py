@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from rich.console import Console
 
 from simulator.base.errors import InputError
 from simulator.cli import main
@@ -30,9 +32,10 @@ from simulator.spec.software.stack import Stack
 from simulator.studies.search import Journal, PlanOutcome, Processes, SearchStudy, Serial, Space, search
 from simulator.studies.search.evaluate import evaluate as evaluate_anew
 from simulator.studies.search.outcome import key_of, parsed
-from simulator.studies.search.report import ranked
+from simulator.studies.search.report import SearchReport, ranked
 from simulator.studies.search.space import Pruned
 from simulator.studies.search.survey import Survey, Surveyor
+from simulator.studies.search.text import render
 from tests.once import evaluate
 
 MODEL = Model(name="small", num_layers=4, d_model=1024, num_heads=8, num_kv_heads=4, d_ff=2816, vocab_size=8192)
@@ -150,8 +153,19 @@ def test_the_table_is_that_of_the_exhaustive_search(objective: str) -> None:
     c = report.counts
     assert c.legal + c.unchecked == len(keys)
     assert c.too_large + c.too_slow + sum(c.simulated.values()) == c.legal + c.scouts
+    said = next(line for line in _shown(report).splitlines() if line.startswith("Of the legal: "))
+    by_memory, by_bound, ran = (int(n) for n in re.findall(r"(\d+) (?:pruned by memory|by the bound|simulated)", said))
+    twice = re.search(r"of which (\d+) found the bound that prunes them, too", said)
+    assert by_memory + by_bound + ran - (int(twice[1]) if twice else 0) == c.legal
     if objective == "step":
         assert c.too_slow + c.unchecked > 0
+
+
+def _shown(report: SearchReport) -> str:
+    console = Console(width=300, color_system=None)
+    with console.capture() as told:
+        console.print(render(report))
+    return told.get()
 
 
 def _everything(study: SearchStudy) -> Survey:

@@ -84,6 +84,25 @@ def test_failures_lengthen_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert detect["low"][0] < now < detect["high"][0]
 
 
+def test_a_run_pays_for_the_hosts_that_stand_by(
+    prices: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One beside the job's one: twice the cost, and no other number of days."""
+
+    def now(figure: str, spare: int, *more: str) -> float:
+        study = tmp_path / f"{spare}.toml"
+        study.write_text(
+            'model = "gpt2"\ncluster = "hgx-h100-8"\n[plan]\nseq_len = 512\ndp_shard = 8\n'
+            f'[run]\ntokens = "1T"\nspare_hosts = {spare}\n',
+            encoding="utf-8",
+        )
+        assert main(["sensitivity", str(study), "--samples", "8", "--jobs", "1", "--by", figure, *more, "--json"]) == 0
+        return float(json.loads(capsys.readouterr().out)["now"][0])
+
+    assert now("run-days", 1) == now("run-days", 0)
+    assert now("run-cost", 1, "--prices", prices) == pytest.approx(2 * now("run-cost", 0, "--prices", prices))
+
+
 def test_people_read_the_decision_first(prices: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*BASE, *TWO_NODES, "--prices", prices, "--vary", "B:price.per_gpu_hour=0.1..4", "--plain"]) == 0
     out = capsys.readouterr().out

@@ -88,7 +88,8 @@ def _interruptions(g: Goodput) -> RenderableType:
         rows.append((f"{len(g.interruptions) - _SHOWN_CAUSES} other causes", format_number(rest)))
     rows.append(("in all", format_number(summed(mean for _, mean in g.interruptions))))
     if g.mtbf_s is not None:
-        rows.append(("one every", format_duration(g.mtbf_s)))
+        apart = ", slow hosts apart" if "slow host" in dict(g.interruptions) else ""
+        rows.append((f"one every{apart}", format_duration(g.mtbf_s)))
     rows.append(("each costs, beside the work it loses", format_duration(g.restart_s)))
     return layout.table(rows, "lr")
 

@@ -118,8 +118,8 @@ def _costs(comparison: Comparison) -> Table:
         table.add_row(
             "price", *(f"{c.kind}, {c.gpu_hour:.2f} {c.currency}/GPU h, {c.date}" if c else "-" for c in costs)
         )
-        table.add_row("  a step", *(f"{c.step:,.2f}" if c else "-" for c in costs))
-        table.add_row("  a billion tokens", *(f"{c.billion_tokens:,.0f}" if c else "-" for c in costs))
+        table.add_row("  a step", *(format_number(c.step) if c else "-" for c in costs))
+        table.add_row("  a billion tokens", *(format_number(c.billion_tokens) if c else "-" for c in costs))
         if any(c and c.run for c in costs):
             table.add_row(
                 "  the run",

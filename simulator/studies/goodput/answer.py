@@ -65,7 +65,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCost(AtPrice):
-    """What the run costs at one price of the user's file; GPUs are paid for whether they train or wait."""
+    """What the run costs at one price of the user's file; GPUs are paid for whether they train, wait or stand by."""
 
     cost: Spread
 
@@ -135,7 +135,7 @@ def goodput(
     played, tried = _played(conditions, run, step_s, progress)
     days = _days(played, prediction, run.seed, late_sigma / (1 + late) / sqrt(steps))
     hourly = run.price_per_gpu_hour
-    device_hours = np.array(days) * 24 * prediction.num_devices
+    device_hours = np.array(days) * 24 * (prediction.num_devices + run.spare_hosts * cluster.gpus_per_node)
     simple = run.repair_s == 0 and run.straggler_mtbf_s is None
     return Goodput(
         model=prediction.model,
@@ -331,11 +331,6 @@ def _sources(run: LongRun, load_s: float) -> tuple[Source, ...]:
         kind = "given" if name in given else "assumed"
         found.append(Source(what=name.removesuffix("_s"), kind=kind, detail=f"{getattr(run, name):g} s"))
     if run.load_s is None:
-        found.append(
-            Source(
-                what="load",
-                kind="assumed",
-                detail=f"{format_duration(load_s)}: the state at the rate at which the hosts' storage reads",
-            )
-        )
+        detail = f"{format_duration(load_s)}: the state at the rate at which the hosts' storage reads"
+        found.append(Source(what="load", kind="assumed", detail=detail))
     return tuple(found)

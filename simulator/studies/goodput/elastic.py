@@ -86,7 +86,7 @@ def follow(
 
     most_price: above it the job pauses, behind a checkpoint. The first start is free, as that of a plain run is.
     """
-    found, size, down_s = Elastic(), None, 0.0
+    found, size, down_s, began = Elastic(), None, 0.0, 0.0
     for offer, length_s in _lengths(offers):
         fitting = [
             one for nodes, one in sizes.items() if nodes <= offer.nodes and offer.price_per_gpu_hour <= most_price
@@ -94,9 +94,11 @@ def follow(
         best = max(fitting, key=lambda one: one.tokens_per_s, default=None)
         if best != size:
             if size is not None:
-                down_s = _leave(found, size, taken=offer.nodes < size.nodes, saved=notice_s >= size.written_s > 0)
+                down_s = _leave(
+                    found, size, began, taken=offer.nodes < size.nodes, saved=notice_s >= size.written_s > 0
+                )
             down_s += best.restart_s if best is not None and found.seconds["training"] else 0.0
-            size = best
+            size, began = best, found.tokens
         down_s = _stay(found, size, offer.price_per_gpu_hour, length_s, down_s, tokens)
         if found.days is not None:
             break
@@ -109,22 +111,22 @@ def _lengths(offers: Sequence[Offer]) -> Iterator[tuple[Offer, float]]:
     yield offers[-1], inf
 
 
-def _leave(found: Elastic, size: Size, *, taken: bool, saved: bool) -> float:
-    """Leave a size: the seconds of a checkpoint, or of lost work."""
+def _leave(found: Elastic, size: Size, began: float, *, taken: bool, saved: bool) -> float:
+    """Leave a size, which began at so many tokens, out of a checkpoint: the seconds of another one, or lost work."""
     found.changes += 1
     if not taken or saved:
         return size.blocking_s
-    lost = min(size.tokens_per_s * size.interval_s / 2, found.tokens)
+    lost = min(size.tokens_per_s * size.interval_s / 2, found.tokens - began)
     found.tokens -= lost
     found.lost_tokens += lost
     return 0.0
 
 
 def _stay(found: Elastic, size: Size | None, price: float, length_s: float, down_s: float, tokens: float) -> float:
-    """Train at a size for that long or until the run ends; returns the rest of an unfinished change."""
+    """Train at a size for that long or until the run ends; returns the rest of an unfinished change, a pause's checkpoint too."""
     if size is None:
         found.seconds["paused"] += length_s if length_s < inf else 0.0
-        return 0.0
+        return down_s
     changing_s = min(down_s, length_s)
     needed_s = (tokens - found.tokens) / size.tokens_per_s
     training_s = min(length_s - changing_s, needed_s)

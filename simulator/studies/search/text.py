@@ -125,9 +125,10 @@ def _counts(report: SearchReport) -> str:
     rules = ", ".join(f"{name} {count:,}" for name, count in c.refused.items())
     ran = sum(c.simulated.values())
     found = ", ".join(f"{count:,} {status}" for status, count in c.simulated.items() if count)
+    twice = f", of which {c.scouts:,} found the bound that prunes them, too" if c.scouts else ""
     lines = [
         f"{refused + c.unchecked + c.legal:,} candidates: {refused:,} illegal ({rules or 'none'}), {unchecked}{c.legal:,} legal.",
-        f"Of the legal: {f'{c.equal:,} the same as another, ' if c.equal else ''}{c.too_large:,} pruned by memory, {c.too_slow:,} by the bound, {ran:,} simulated{f' ({found})' if found else ''}.",
+        f"Of the legal: {f'{c.equal:,} the same as another, ' if c.equal else ''}{c.too_large:,} pruned by memory, {c.too_slow:,} by the bound, {ran:,} simulated{f' ({found})' if found else ''}{twice}.",
     ]
     if c.open:
         lines.append(
