@@ -461,6 +461,56 @@ class TestDeepSpeed:
         plan = plan_of(read_plan(file, given=given), 8, **given)
         assert (plan.micro_batch_size, plan.num_micro_batches, plan.precision.compute) == (3, 2, "bf16")
 
+    @pytest.mark.parametrize(
+        ("old", "today"),
+        [
+            ({"stage": 3, "cpu_offload": True}, {"stage": 3, "offload_optimizer": {"device": "cpu"}}),
+            ({"stage": 3, "cpu_offload_param": True}, {"stage": 3, "offload_param": {"device": "cpu"}}),
+            ({"stage": 3, "cpu_offload_params": True}, {"stage": 3, "offload_param": {"device": "cpu"}}),
+            ({"stage": 2, "cpu_offload": False}, {"stage": 2}),
+            (True, {"stage": 1}),
+            (False, {"stage": 0}),
+        ],
+    )
+    def test_an_older_spelling_is_the_same_plan(self, tmp_path: Path, old: Any, today: Any) -> None:
+        """zero/config.py: older keys make the table without further words, so memory is not pinned."""
+        common = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "bf16": {"enabled": True}}
+        drafts = [read_plan(written(tmp_path, {**common, "zero_optimization": zero})) for zero in (old, today)]
+        one, other = (plan_of(draft, 8, seq_len=1024, recompute="none") for draft in drafts)
+        assert one == other
+        assert not drafts[0].named("unknown")
+
+    @pytest.mark.parametrize(
+        ("stage", "entry", "told"),
+        [
+            (1, {}, ["overlap_comm"]),
+            (2, {}, ["overlap_comm"]),
+            (3, {}, []),
+            (0, {}, []),
+            (2, {"overlap_comm": True}, []),
+            (3, {"overlap_comm": False}, ["overlap_comm"]),
+            (2, {"overlap_comm": True, "reduce_scatter": False}, ["reduce_scatter"]),
+            (2, {"overlap_comm": True, "reduce_scatter": True, "contiguous_gradients": True}, []),
+            (1, {"overlap_comm": True, "contiguous_gradients": False}, ["contiguous_gradients"]),
+            (3, {"stage3_max_live_parameters": 1e9, "max_reuse_distance": 10**9}, []),
+            (3, {"stage3_max_live_parameters": 0, "max_reuse_distance": 0}, ["stage3_max_live_parameters", "max_reuse_distance"]),
+        ],
+    )  # fmt: skip
+    def test_what_changes_a_step_and_is_not_predicted_is_told(
+        self, tmp_path: Path, stage: int, entry: dict[str, Any], told: list[str]
+    ) -> None:
+        draft = read_plan(written(tmp_path, {"zero_optimization": {"stage": stage, **entry}}))
+        names = [s.name.removeprefix("zero_optimization.") for s in draft.named("unknown", "not modelled")]
+        assert sorted(names) == sorted(told)
+
+    @pytest.mark.parametrize(("kind", "optimizer"), [("Adam", "adam"), ("AdamW", "adamw")])
+    def test_adamw_decays_apart_whatever_its_mode_says(self, tmp_path: Path, kind: str, optimizer: str) -> None:
+        """engine.py: effective_adam_w_mode."""
+        data = {"optimizer": {"type": kind, "params": {"adam_w_mode": False}}}
+        assert (
+            read_plan(written(tmp_path, {"zero_optimization": {"stage": 1}, **data})).fields["optimizer"] == optimizer
+        )
+
     def test_a_batch_that_does_not_add_up(self) -> None:
         told = faults(read_plan(FILES / "zero3-offload.json"), 16, seq_len=1024, recompute="none")
         assert "64 sequences a step" in told
@@ -495,7 +545,12 @@ class TestDeepSpeed:
     def test_what_changes_the_answer_is_named(self, tmp_path: Path) -> None:
         data = {
             "train_micro_batch_size_per_gpu": 1,
-            "zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8, "zero_quantized_weights": True},
+            "zero_optimization": {
+                "stage": 2,
+                "overlap_comm": True,
+                "zero_hpz_partition_size": 8,
+                "zero_quantized_weights": True,
+            },
             "activation_checkpointing": {"partition_activations": True, "cpu_checkpointing": False},
             "zero_optimisation": {"stage": 2},
         }

@@ -149,6 +149,7 @@ def _deepspeed(
     stage = 2 if stage is None or stage > 3 else stage  # the plugin's default
     fields |= {"data_parallel": "deepspeed", "zero": stage}
     fields |= r.integers({"num_micro_batches": f"{_D}gradient_accumulation_steps"})
+    deepspeed.default_overlap(r, stage)
     offload: dict[str, Any] = {}
     for key, field in (("offload_optimizer_device", "optimizer"), ("offload_param_device", "parameters")):
         device = r.choice(f"{_D}{key}", ("none", "cpu", "nvme")) or "none"
