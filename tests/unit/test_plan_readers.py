@@ -772,3 +772,31 @@ def test_a_precision_that_is_unknown_is_not_called_missing(tmp_path: Path) -> No
     draft = read_plan(tmp_path / "a.yaml")
     assert "bf17 is unknown" in str(draft.faults[0])
     assert "precision" not in draft.assumed
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("distributed", [True, False])
+def test_megatron_under_accelerate_is_megatron(tmp_path: Path, precision: str, distributed: bool) -> None:  # noqa: FBT001
+    """The plugin's job and Megatron's own arguments for it: the same plan, and the same software."""
+    plugin = {
+        "tp_degree": 2,
+        "pp_degree": 2,
+        "num_micro_batches": 4,
+        "sequence_parallelism": True,
+        "use_distributed_optimizer": distributed,
+        "gradient_clipping": 0,
+    }
+    table = "".join(f"  megatron_lm_{name}: {str(value).lower()}\n" for name, value in plugin.items())
+    text = (
+        f"distributed_type: MEGATRON_LM\nmixed_precision: {precision}\nnum_processes: 8\nmegatron_lm_config:\n{table}"
+    )
+    arguments = (
+        "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --vocab-size 32000 --max-position-embeddings 2048 "
+        "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --attention-dropout 0 "
+        f"--hidden-dropout 0 --clip-grad 0 --{precision} --micro-batch-size 8 --global-batch-size 64 --seq-length 2048"
+        + (" --use-distributed-optimizer" if distributed else "")
+    )
+    one, other = (read_plan(written(tmp_path, each, "plan")) for each in (text, f"pretrain_gpt.py {arguments}"))
+    assert plan_of(one, 8, Model.load("llama2-7b")) == plan_of(other, 8)
+    changes = [{name: value for name, (value, _) in draft.stack_changes.items()} for draft in (one, other)]
+    assert (one.stack, changes[0]) == (other.stack, changes[1])

@@ -54,6 +54,7 @@ def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, giv
         processes = 1  # `accelerate launch` starts one process, whatever the file says (commands/launch.py)
     by_model: Mapping[str, Any] = {}
     leftover: Degree | None = "dp_replicate"
+    changes: dict[str, tuple[object, str]] = {}
     match kind:
         case "DEEPSPEED":
             leftover, by_model = _deepspeed(r, fields, read_json, mixed)
@@ -61,7 +62,8 @@ def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, giv
             leftover = fsdp(r, fields, processes, machines or 1)
             by_model = {"reduce_dtype": compute_dtype}
         case "MEGATRON_LM":
-            leftover = _megatron(r, fields)
+            leftover = _megatron(r, fields, changes)
+            by_model = {"reduce_dtype": lambda _, others: "fp16" if others.get("precision") == "fp16" else "fp32"}
         case _:
             fields |= {"data_parallel": "ddp", "zero": 0}
     leftover = degrees(r, fields, leftover)
@@ -82,6 +84,7 @@ def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, giv
         by_model=by_model,
         stack=stack,
         stack_why=why,
+        stack_changes=changes,
         settings=r.settings(),
         faults=tuple(r.faults),
     )
@@ -119,14 +122,22 @@ def _kind(r: Reading, data: Mapping[str, Any]) -> str:
     return "MULTI_GPU" if kind == "TP" else kind
 
 
-def _megatron(r: Reading, fields: dict[str, Any]) -> Degree:
-    """Megatron-LM by accelerate's plugin (utils/dataclasses.py, MegatronLMPlugin): the optimizer is distributed if it says so."""
+def _megatron(r: Reading, fields: dict[str, Any], changes: dict[str, tuple[object, str]]) -> Degree:
+    """Megatron-LM by accelerate's plugin (utils/dataclasses.py, MegatronLMPlugin): the optimizer is distributed if it says so.
+
+    What the plugin does not set is as Megatron's own arguments have it where nothing is stated: no overlap, no fused loss.
+    """
     keys = {"tp": "tp_degree", "pp": "pp_degree", "num_micro_batches": "num_micro_batches"}
     fields |= r.integers({name: f"{_M}{key}" for name, key in keys.items()})
     parallel, distributed = r.flag(f"{_M}sequence_parallelism"), r.flag(f"{_M}use_distributed_optimizer")
     fields |= {"data_parallel": "megatron", "zero": 1 if distributed else 0, "optimizer_impl": "fused"}
     fields["sequence_parallel"] = bool(parallel) and fields.get("tp", 1) > 1
     fields["recompute"] = "selective" if r.flag(f"{_M}recompute_activations", plan_field="recompute") else "none"
+    usual = {"late_gradients": True, "loss": "fp32_in_place"} | ({"late_parameters": True} if distributed else {})
+    usual |= {"tp_overlap": "backward"} if fields.get("tp", 1) > 1 else {}
+    changes |= {name: (value, f"{r.file}: Megatron-LM's default") for name, value in usual.items()}
+    if r.number(f"{_M}gradient_clipping") == 0:
+        changes["clips"] = ("", r.place(f"{_M}gradient_clipping"))
     return "dp_shard" if distributed else "dp_replicate"
 
 
