@@ -825,3 +825,63 @@ def test_torchtune_s_preferences_are_pairs_with_a_reference(loss: str, tmp_path:
     draft = read_plan(file)
     paired = "DPO" in loss
     assert (plan_of(draft, 1).micro_batch_size, draft.reference_forwards) == ((8, 1) if paired else (4, 0))
+
+
+_COMMON = {"per_device_train_batch_size": 2, "bf16": True, "gradient_accumulation_steps": 4, "model_name_or_path": "Qwen/Qwen2.5-7B"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"torch_compile_backend": "inductor"}, {"torch_compile": True}),
+        ({"torch_compile_mode": "default"}, {"torch_compile": True}),
+        ({"adafactor": True, "optim": "adamw_torch"}, {"optim": "adafactor"}),
+        ({"tf32": "True", "bf16": False}, {"tf32": True, "bf16": False}),
+        (
+            {"fsdp": "shard_grad_op auto_wrap", "fsdp_config": {"version": 2}},
+            {"fsdp": "auto_wrap", "fsdp_config": {"version": 2, "reshard_after_forward": False}},
+        ),
+        (
+            {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2}},
+            {"fsdp": True, "fsdp_config": {"version": 2}},
+        ),
+    ],
+)
+def test_what_training_arguments_say_in_two_ways_is_one_plan(tmp_path: Path, one: Any, other: Any) -> None:
+    """training_args.py: what __post_init__ makes of each."""
+    drafts = [read(tmp_path, "a.json", **{**_COMMON, **each}) for each in (one, other)]
+    assert plan_of(drafts[0]) == plan_of(drafts[1])
+    assert drafts[0].stack == drafts[1].stack
+
+
+@pytest.mark.parametrize("engine", [{}, {"fsdp": "full_shard auto_wrap"}])
+def test_gradients_are_reduced_each_time_where_the_plugin_says_so(tmp_path: Path, engine: dict[str, Any]) -> None:
+    kwargs = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+    each, last = (plan_of(read(tmp_path, "a.json", **_COMMON, **engine, **more)) for more in (kwargs, {}))
+    assert (each.syncs_every_micro_batch, last.syncs_every_micro_batch) == (True, False)
+
+
+def test_without_a_largest_norm_nothing_is_clipped(tmp_path: Path) -> None:
+    clips = [read(tmp_path, "a.json", **_COMMON, max_grad_norm=norm).stack_changes.get("clips") for norm in (0, 1.0)]
+    assert clips[0] is not None
+    assert clips == [("", clips[0][1]), None]
+    zero = {"zero_optimization": {"stage": 2, "overlap_comm": True}}
+    draft = read(tmp_path, "a.json", **_COMMON, max_grad_norm=0, deepspeed=zero)  # which computes it all the same
+    assert "clips" not in draft.stack_changes
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"fsdp": "full_shard"}, "fsdp_config.fsdp_auto_wrap_policy"),
+        ({"fsdp": "full_shard auto_wrap", "fsdp_config": {"min_num_params": 10_000}}, "fsdp_config.min_num_params"),
+        ({"accelerator_config": {"split_batches": True}}, "accelerator_config.split_batches"),
+        ({"torch_compile_mode": "max-autotune"}, "torch_compile_mode"),
+    ],
+)
+def test_what_the_trainer_would_run_otherwise_is_told(tmp_path: Path, settings: dict[str, Any], told: str) -> None:
+    usual = {setting.name for setting in read(tmp_path, "a.json", **_COMMON).named("not modelled", "unknown")}
+    named = {
+        setting.name for setting in read(tmp_path, "a.json", **_COMMON, **settings).named("not modelled", "unknown")
+    }
+    assert named - usual == {told}

@@ -20,7 +20,7 @@ SOFTWARE: Final = "accelerate 1.12"
 _F: Final = "fsdp_config.fsdp_"
 _D: Final = "deepspeed_config."
 _P: Final = "parallelism_config.parallelism_config_"
-_STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _ZERO: Final = {"NO_SHARD": 0, "SHARD_GRAD_OP": 2, "FULL_SHARD": 3, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 _M: Final = "megatron_lm_config.megatron_lm_"
 _PLUGINS: Final = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP", "MEGATRON_LM", "TP")
@@ -250,12 +250,12 @@ def compute_dtype(model: Model, fields: Mapping[str, Any]) -> str:
 def _fsdp1(r: Reading, fields: dict[str, Any], processes: int | None, machines: int) -> None:
     name = f"{_F}sharding_strategy"
     stated = r.raw(name, "zero")
-    if isinstance(stated, int) and 1 <= stated <= len(_STRATEGIES):  # older files have the number
-        strategy = _STRATEGIES[stated - 1]
+    if isinstance(stated, int) and 1 <= stated <= len(STRATEGIES):  # older files have the number
+        strategy = STRATEGIES[stated - 1]
     else:
-        strategy = r.choice(name, _STRATEGIES, plan_field="zero") or "FULL_SHARD"
+        strategy = r.choice(name, STRATEGIES, plan_field="zero") or "FULL_SHARD"
     reshard = r.raw(f"{_F}reshard_after_forward")
-    if reshard is not None and str(reshard).upper() in _STRATEGIES:
+    if reshard is not None and str(reshard).upper() in STRATEGIES:
         if stated is not None:
             r.fault(f"{_F}reshard_after_forward", "contradicts fsdp_sharding_strategy", "keep one")
         strategy = str(reshard).upper()
@@ -279,7 +279,7 @@ def _fsdp2(r: Reading, fields: dict[str, Any], processes: int | None, machines: 
     del processes, machines
     for key in ("sharding_strategy", "backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states"):
         r.overruled(f"{_F}{key}", "is FSDP1's: FSDP2 has no such setting")
-    if str(r.entries.get(f"{_F}reshard_after_forward", _NONE).value).upper() in _STRATEGIES:
+    if str(r.entries.get(f"{_F}reshard_after_forward", _NONE).value).upper() in STRATEGIES:
         r.fault(f"{_F}reshard_after_forward", "a strategy's name is FSDP1's", "true or false, or fsdp_version: 1")
         r.raw(f"{_F}reshard_after_forward")
     elif r.flag(f"{_F}reshard_after_forward") is False:  # true is the default, which keeps the root

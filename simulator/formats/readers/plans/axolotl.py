@@ -48,7 +48,7 @@ def read_axolotl(stated: Stated) -> Draft:
     trainer.recompute(job)
     _adapter(job)
     trainer.optimizer(job, "adamw_torch_fused")
-    trainer.kernels(job)
+    trainer.kernels(job, implied=False)
     _kernels(job)
     _refusals(job)
     return job.draft("axolotl", "axolotl 0.16")
