@@ -800,3 +800,37 @@ def test_megatron_under_accelerate_is_megatron(tmp_path: Path, precision: str, d
     assert plan_of(one, 8, Model.load("llama2-7b")) == plan_of(other, 8)
     changes = [{name: value for name, (value, _) in draft.stack_changes.items()} for draft in (one, other)]
     assert (one.stack, changes[0]) == (other.stack, changes[1])
+
+
+@pytest.mark.parametrize(
+    ("old", "today"),
+    [
+        ("[float8]\nenable_float8_linear = true", '[model]\nconverters = ["float8"]'),
+        ("[training]\nenable_float8_linear = true", '[model]\nconverters = ["float8"]'),
+        ("[float8]\nenable_float8_linear = false", "[model]\nconverters = []"),
+        ("[optimizer]\nfused = false", '[optimizer]\nimplementation = "foreach"'),
+        ("[optimizer]\nfused = true", '[optimizer]\nimplementation = "fused"'),
+    ],
+)
+def test_older_torchtitan_s_words_are_the_same_plan(tmp_path: Path, old: str, today: str) -> None:
+    text = "[parallelism]\ndata_parallel_shard_degree = -1\n"
+    one, other = (read_plan(written(tmp_path, f"{text}{table}\n", "job.toml")) for table in (old, today))
+    assert plan_of(one, 8, Model.load("llama3-8b")) == plan_of(other, 8, Model.load("llama3-8b"))
+    assert not one.named("unknown")
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ('filter_fqns = ["output"]', []),
+        ('filter_fqns = ["output", "router.gate"]', []),
+        ('filter_fqns = ["output", "attention.wk"]', ["quantize.linear.float8.filter_fqns"]),
+        ("filter_fqns = []", ["quantize.linear.float8.filter_fqns"]),
+        ("", ["quantize.linear.float8.filter_fqns"]),
+    ],
+)
+def test_layers_that_float8_leaves_out_are_told(tmp_path: Path, table: str, told: list[str]) -> None:
+    text = f'[parallelism]\n[model]\nconverters = ["float8"]\n[quantize.linear.float8]\n{table}\n'
+    assert [s.name for s in read_plan(written(tmp_path, text, "job.toml")).named("not modelled", "unknown")] == told
+    plain = text.replace('["float8"]', "[]")
+    assert not read_plan(written(tmp_path, plain, "job.toml")).named("not modelled", "unknown")

@@ -885,3 +885,21 @@ def test_what_the_trainer_would_run_otherwise_is_told(tmp_path: Path, settings: 
         setting.name for setting in read(tmp_path, "a.json", **_COMMON, **settings).named("not modelled", "unknown")
     }
     assert named - usual == {told}
+
+
+def test_axolotl_quantises_below_adapters_alone_and_may_choose_to_compile(tmp_path: Path) -> None:
+    common = {"base_model": "Qwen/Qwen2.5-7B", "sequence_len": 512}
+    draft = read(tmp_path, "a.yml", **common, load_in_4bit=True)
+    assert [fault.problem for fault in draft.faults] == ["goes with adapters alone"]
+    assert read(tmp_path, "a.yml", **common, torch_compile="auto").stack == "torch-2.11-compiled"
+    assert read(tmp_path, "a.yml", **common, torch_compile_backend="inductor").stack == "transformers-2024"
+
+
+def test_a_reference_of_its_own_is_told(tmp_path: Path) -> None:
+    settings = {
+        "finetuning_type": "lora",
+        "stage": "dpo",
+        "ref_model": "Qwen/Qwen2.5-7B",
+        "model_name_or_path": "Qwen/Qwen2.5-7B",
+    }
+    assert "ref_model" in [s.name for s in read(tmp_path, "a.yml", **settings).named("not modelled")]

@@ -380,7 +380,7 @@ def kernels(job: Job, *, implied: bool = True) -> None:
     if r.flag("use_liger_kernel"):
         job.change("use_liger_kernel", **LIGER)
     asked = [name for name in ("torch_compile_backend", "torch_compile_mode") if r.raw(name)]  # each asks for it too
-    if r.flag("torch_compile") or (implied and asked):
+    if r.raw("torch_compile") == "auto" or r.flag("torch_compile") or (implied and asked):
         job.fields["compiled"] = True
     for name, usual in (("torch_compile_backend", "inductor"), ("torch_compile_mode", "default")):
         if name in asked and r.raw(name) != usual:
