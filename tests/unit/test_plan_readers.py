@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from simulator.base.errors import PlanError
+from simulator.formats.exchange import Job, export_plan
 from simulator.formats.readers.plans import Draft, detect, plan_fields, read_plan
 from simulator.formats.readers.plans.options import megatron_arguments, options_of
 from simulator.formats.readers.plans.shell import Shell
@@ -17,6 +18,7 @@ from simulator.parallel.legality import check
 from simulator.parallel.pipeline import stage_layers
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 
 FILES = Path(__file__).resolve().parents[1] / "data" / "plans"
 
@@ -834,3 +836,12 @@ def test_layers_that_float8_leaves_out_are_told(tmp_path: Path, table: str, told
     assert [s.name for s in read_plan(written(tmp_path, text, "job.toml")).named("not modelled", "unknown")] == told
     plain = text.replace('["float8"]', "[]")
     assert not read_plan(written(tmp_path, plain, "job.toml")).named("not modelled", "unknown")
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "mxfp8"])
+def test_a_written_torchtitan_job_leaves_its_head_in_bf16(tmp_path: Path, recipe: str) -> None:
+    """As the plan that it is of: a converter without filters takes the head too."""
+    plan = Plan(dp_shard=8, zero=3, precision="fp8", fp8_recipe=recipe, optimizer_impl="fused")
+    model, stack = Model.load("llama3-8b"), Stack.load("torchtitan-2025-compiled")
+    text = export_plan(Job(plan=plan, model=model, stack=stack, gpus_per_node=8), "torchtitan").text
+    assert not read_plan(written(tmp_path, text, "job.toml")).named("not modelled", "unknown")
