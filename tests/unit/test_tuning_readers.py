@@ -903,3 +903,16 @@ def test_a_reference_of_its_own_is_told(tmp_path: Path) -> None:
         "model_name_or_path": "Qwen/Qwen2.5-7B",
     }
     assert "ref_model" in [s.name for s in read(tmp_path, "a.yml", **settings).named("not modelled")]
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Lion", "SGD", "OneBitAdam"])
+def test_the_optimizer_of_a_deepspeed_file_is_the_one_that_runs(tmp_path: Path, kind: str) -> None:
+    """transformers/integrations/deepspeed.py, deepspeed_optim_sched: the file's before `optim`."""
+    stage = {"stage": 0 if kind == "OneBitAdam" else 2, "overlap_comm": True}
+    settings = {"zero_optimization": stage, "optimizer": {"type": kind}}
+    alone = read(tmp_path, "ds.json", **settings)
+    under = read(tmp_path, "a.json", **_COMMON, deepspeed=settings, optim="adamw_8bit")
+    for field in ("optimizer", "optimizer_impl", "one_bit"):
+        assert under.fields.get(field) == alone.fields.get(field)
+    assert [s.name for s in under.named("overruled")] == ["optim"]
+    assert read(tmp_path, "a.json", **_COMMON, deepspeed={"zero_optimization": stage}).fields["optimizer"] == "adamw"

@@ -251,6 +251,9 @@ def optimizer(job: Job, default: str, classes: Mapping[str, str] | None = None) 
     classes: those names by the last part of a class's.
     """
     r, fields, table = job.r, job.fields, table_of("transformers")["optimizers"]
+    if job.engine == "deepspeed" and "optimizer" in fields:  # transformers/integrations/deepspeed.py
+        r.overruled("optim", "the DeepSpeed file's own optimizer is taken")
+        return
     name = "adafactor" if r.flag("adafactor") else (r.text("optim") or default).lower()
     name = (classes or {}).get(name.rpartition(".")[2], name)
     found = table.get(name)
@@ -258,8 +261,8 @@ def optimizer(job: Job, default: str, classes: Mapping[str, str] | None = None) 
         remedy = f"{nearest(name, table) or 'adamw_torch'}, or --optimizer"
         r.fault("optim", f"{name} is not modelled", remedy, (("--optimizer", "adamw"),))
     kind, impl, *more = (found or "adamw foreach").split()
-    fields |= {"optimizer": kind, "optimizer_impl": impl}
-    fields |= {"optimizer_in_backward": True} if "in_backward" in more else {}
+    usual = {"optimizer": kind, "optimizer_impl": impl}
+    fields |= usual | ({"optimizer_in_backward": True} if "in_backward" in more else {})
     rank = re.search(r"\brank\s*=\s*([1-9]\d{0,5})\b", str(r.raw("optim_args") or ""))
     if classes is None and kind.endswith("8bit") and "fp32" in more and job.engine not in ("fsdp", "deepspeed"):
         fields["wide_embedding"] = True  # Trainer.create_optimizer: GlobalOptimManager, of transformers 5
@@ -279,8 +282,7 @@ def weights(job: Job, trained: str | None = None) -> None:
     found = trained or job.loaded
     if job.engine in ("fsdp", "deepspeed") and job.mixed != "no":
         found = "fp32"
-    if found != "fp32":
-        job.fields["master_dtype"] = found
+    job.fields |= {"master_dtype": found} if found != "fp32" else {}
     if job.mixed == "no" and job.loaded != "fp32":
         job.fields["precision"] = job.loaded
 
@@ -300,10 +302,8 @@ def adapters(
     targets, saved = _names(r, "lora_target_modules"), _names(r, "lora_modules_to_save")
     if targets or "lora_targets" not in r.given:
         fields["lora_targets"] = targets or usual
-    if saved:
-        fields["train_modules"] = saved
-    if base is not None:
-        fields["base_weights"] = base
+    fields |= {"train_modules": saved} if saved else {}
+    fields |= {"base_weights": base} if base is not None else {}
     if dtype != "fp32":
         fields["master_dtype"] = dtype
     elif job.mixed == "no":
