@@ -916,3 +916,50 @@ def test_the_optimizer_of_a_deepspeed_file_is_the_one_that_runs(tmp_path: Path, 
         assert under.fields.get(field) == alone.fields.get(field)
     assert [s.name for s in under.named("overruled")] == ["optim"]
     assert read(tmp_path, "a.json", **_COMMON, deepspeed={"zero_optimization": stage}).fields["optimizer"] == "adamw"
+
+
+_BRIDGE = """model:
+  tensor_model_parallel_size: 2
+  seq_length: 4096
+{model}train:
+  micro_batch_size: 1
+  global_batch_size: 32
+optimizer:
+  use_precision_aware_optimizer: true
+{optimizer}"""
+
+
+def _bridge(folder: Path, model: str = "", optimizer: str = "") -> Draft:
+    file = folder / "a.yaml"
+    file.write_text(_BRIDGE.format(model=model, optimizer=optimizer))
+    return read_plan(file, define={"recipe": "llama3_8b_pretrain_config"})
+
+
+@pytest.mark.parametrize("form", ["{}: torch.bfloat16", "{}: bf16", "{}: {{_call_: false, _target_: torch.bfloat16}}"])
+def test_megatron_bridge_s_dtypes_are_read_as_they_are_stated_or_saved(tmp_path: Path, form: str) -> None:
+    moments = "".join(f"  {form.format(name)}\n" for name in ("exp_avg_dtype", "exp_avg_sq_dtype"))
+    draft = _bridge(tmp_path, optimizer=moments)
+    assert draft.fields["optimizer_dtype"] == "bf16"
+    assert not draft.named("unknown", "not modelled")
+    saved = _bridge(tmp_path, model="  params_dtype: {_call_: false, _target_: torch.bfloat16}\n")
+    assert "optimizer_dtype" not in saved.fields
+    assert not saved.named("unknown", "not modelled")
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("gradient_accumulation_fusion", ("weight_gradients", "added")),
+        ("apply_rope_fusion", ("rope", "unfused")),
+        ("bias_swiglu_fusion", ("gated_activation", "operators")),
+    ],
+)
+def test_megatron_bridge_s_fusions_are_on_unless_switched_off(
+    tmp_path: Path, key: str, change: tuple[str, object]
+) -> None:
+    name, value = change
+    for on in (True, False):
+        draft = _bridge(tmp_path, model=f"  {key}: {str(on).lower()}\n")
+        assert not draft.faults
+        assert not draft.named("unknown")
+        assert draft.stack_changes.get(name, (None,))[0] == (None if on else value)
