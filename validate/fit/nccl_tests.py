@@ -62,22 +62,20 @@ def read_logs(paths: list[Path]) -> SampleFile:
 
 
 def _text_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
-    """A log may hold several tests; ranks and hosts are those listed before the table, of one group (NCCL_TESTS_SPLIT)."""
-    kind, ranks, hosts = _named(path.name), set[int](), set[str]()
-    fresh, group = True, None
+    """A log may hold several tests; ranks and hosts are those of a group listed before the table (NCCL_TESTS_SPLIT)."""
+    kind, fresh = _named(path.name), True
+    groups: dict[str | None, dict[int, str]] = {}  # hosts of ranks
     for number, line in enumerate(text.splitlines(), 1):
         place = f"{path}: line {number}"
         if starting := _STARTING.search(line):
             kind = KINDS.get(starting[1].lower(), "")
         elif listed := _RANK.search(line):
             if fresh:
-                ranks, hosts, fresh, group = set(), set(), False, listed[2]
-            if listed[2] == group:
-                ranks.add(int(listed[1]))
-                hosts.add(listed[3])
+                groups, fresh = {}, False
+            groups.setdefault(listed[2], {})[int(listed[1])] = listed[3]
         elif row := _ROW.match(line):
-            fresh = True
-            if not kind or len(ranks) < _FEWEST:
+            fresh, hosts = True, next(iter(groups.values()), {})
+            if not kind or len(hosts) < _FEWEST:
                 missing = "which collective this is" if not kind else "the ranks (two at least)"
                 faults.append(Fault(place=place, problem=f"nothing before says {missing}", remedy="the whole output"))
                 return
@@ -90,7 +88,7 @@ def _text_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
                 if size:
                     faults.append(Fault(place=place, problem=f"{size} bytes in {row[6]} us are no measurement"))
                 continue
-            yield _sample(kind, size, time_s, len(ranks), len(hosts), number)
+            yield _sample(kind, size, time_s, len(hosts), len(set(hosts.values())), number)
 
 
 def _json_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
