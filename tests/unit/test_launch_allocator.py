@@ -137,3 +137,21 @@ def test_transformer_engine_s_attention_is_what_the_environment_leaves(
     file = tmp_path / "train.sh"
     file.write_text(f"export {variables}\n{_MEGATRON} {options}")
     assert read_plan(file).stack_changes.get("attention.kernel", (None,))[0] == kernel
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "srun --export=ALL,NCCL_ALGO=Ring,Tree,NCCL_PROTO=Simple",
+        "srun --export=NCCL_ALGO=Ring,Tree,NCCL_PROTO=Simple,ALL",
+        "env NCCL_ALGO=Ring,Tree NCCL_PROTO=Simple",
+        "mpirun -x NCCL_ALGO=Ring,Tree -x NCCL_PROTO=Simple",
+    ],
+)
+def test_several_variables_that_a_launcher_passes_on_are_told_apart(tmp_path: Path, words: str) -> None:
+    file = tmp_path / "train.sh"
+    file.write_text(f"{words} {_MEGATRON}")
+    draft = read_plan(file)
+    found = {name: value for name, (value, _) in draft.stack_changes.items() if name.startswith("nccl.")}
+    assert found == {"nccl.env.NCCL_ALGO": "Ring,Tree", "nccl.env.NCCL_PROTO": "Simple"}
+    assert not [fault for fault in draft.faults if "NCCL" in fault.place]

@@ -15,13 +15,11 @@ from simulator.spec.plan.alloc_conf import VARIABLES, parse_alloc_conf
 from simulator.spec.software.nccl.environment import TUNER_FILE, read_environment, variable_groups
 
 # What a script's environment says: a variable exported, set before a command, or passed by a launcher.
-_UNMODELLED: Final = variable_groups()["unmodelled"] | {
-    TUNER_FILE,
-    "NCCL_TUNER_PLUGIN",
-}  # files and programs of the nodes
+_UNMODELLED: Final = variable_groups()["unmodelled"] | {TUNER_FILE, "NCCL_TUNER_PLUGIN"}  # what nodes have
 _ENGINE: Final = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")  # Transformer Engine's kernels of attention: 0 leaves one out
 _NAMES: Final = (*VARIABLES, *_ENGINE, *sorted(variable_groups()["modelled"] | _UNMODELLED))
 _PASSED: Final = re.compile(rf"(?:^|[=,])({'|'.join(_NAMES)})=(.+)$")  # `env X=Y`, `-e X=Y`, `--export=ALL,X=Y`
+_BETWEEN: Final = re.compile(r",(?=\w+=|ALL$|NONE$)")  # variables of `--export`, whose values may have commas
 _DRIVERS: Final = re.compile(r"(^|,)\s*backend\s*:\s*cudaMallocAsync\b")
 
 
@@ -36,16 +34,13 @@ class Surroundings:
 
     def put(self, name: str, text: str, place: str) -> None:
         """Take one variable."""
-        take = self._allocator if name in VARIABLES else self._engine if name in _ENGINE else self._nccl
-        use, note = take(name, text, place)
+        use, note = (self._allocator if name in VARIABLES else self._software)(name, text, place)
         if use:
             self.settings.append(Setting(name=name, value=shortened(text), place=place, use=use, note=note))
 
-    def _engine(self, name: str, text: str, place: str) -> tuple[Use | None, str]:
-        del place
-        return "used", f"Transformer Engine {'leaves out' if text == '0' else 'may take'} {name.split('_')[1].lower()}"
-
-    def _nccl(self, name: str, text: str, place: str) -> tuple[Use | None, str]:
+    def _software(self, name: str, text: str, place: str) -> tuple[Use | None, str]:
+        if name in _ENGINE:
+            return "used", f"Transformer Engine {'leaves this kernel out' if text == '0' else 'may take this kernel'}"
         if name in _UNMODELLED:
             return "not modelled", "what it does to a step is not known here"
         try:
@@ -75,9 +70,9 @@ def surroundings(shell: Shell, launcher: Sequence[Word], file: str, define: Coll
     found = Surroundings()
     values = {name: words_of(shell.value(name, quoted=True), shell.unknown) for name in _NAMES if shell.holds(name)}
     stated = {name: ("".join(word.text for word in words), words) for name, words in values.items() if words}
-    for word in launcher:
-        if passed := _PASSED.search(word.text):
-            stated[passed[1]] = passed[2], [word]
+    for part, whole in ((part, word) for word in launcher for part in _BETWEEN.split(word.text)):
+        if passed := _PASSED.search(part):
+            stated[passed[1]] = passed[2], [whole]
     for name in (name for name in _NAMES if name in stated):
         text, words = stated[name]
         place = f"--define {name}" if name in define else f"{file}:{words[0].line}"
