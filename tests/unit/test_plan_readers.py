@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from simulator.base.errors import PlanError
+from simulator.formats.exchange import Job, export_plan
 from simulator.formats.readers.plans import Draft, detect, plan_fields, read_plan
 from simulator.formats.readers.plans.options import megatron_arguments, options_of
 from simulator.formats.readers.plans.shell import Shell
@@ -17,6 +18,7 @@ from simulator.parallel.legality import check
 from simulator.parallel.pipeline import stage_layers
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 
 FILES = Path(__file__).resolve().parents[1] / "data" / "plans"
 
@@ -461,6 +463,56 @@ class TestDeepSpeed:
         plan = plan_of(read_plan(file, given=given), 8, **given)
         assert (plan.micro_batch_size, plan.num_micro_batches, plan.precision.compute) == (3, 2, "bf16")
 
+    @pytest.mark.parametrize(
+        ("old", "today"),
+        [
+            ({"stage": 3, "cpu_offload": True}, {"stage": 3, "offload_optimizer": {"device": "cpu"}}),
+            ({"stage": 3, "cpu_offload_param": True}, {"stage": 3, "offload_param": {"device": "cpu"}}),
+            ({"stage": 3, "cpu_offload_params": True}, {"stage": 3, "offload_param": {"device": "cpu"}}),
+            ({"stage": 2, "cpu_offload": False}, {"stage": 2}),
+            (True, {"stage": 1}),
+            (False, {"stage": 0}),
+        ],
+    )
+    def test_an_older_spelling_is_the_same_plan(self, tmp_path: Path, old: Any, today: Any) -> None:
+        """zero/config.py: older keys make the table without further words, so memory is not pinned."""
+        common = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "bf16": {"enabled": True}}
+        drafts = [read_plan(written(tmp_path, {**common, "zero_optimization": zero})) for zero in (old, today)]
+        one, other = (plan_of(draft, 8, seq_len=1024, recompute="none") for draft in drafts)
+        assert one == other
+        assert not drafts[0].named("unknown")
+
+    @pytest.mark.parametrize(
+        ("stage", "entry", "told"),
+        [
+            (1, {}, ["overlap_comm"]),
+            (2, {}, ["overlap_comm"]),
+            (3, {}, []),
+            (0, {}, []),
+            (2, {"overlap_comm": True}, []),
+            (3, {"overlap_comm": False}, ["overlap_comm"]),
+            (2, {"overlap_comm": True, "reduce_scatter": False}, ["reduce_scatter"]),
+            (2, {"overlap_comm": True, "reduce_scatter": True, "contiguous_gradients": True}, []),
+            (1, {"overlap_comm": True, "contiguous_gradients": False}, ["contiguous_gradients"]),
+            (3, {"stage3_max_live_parameters": 1e9, "max_reuse_distance": 10**9}, []),
+            (3, {"stage3_max_live_parameters": 0, "max_reuse_distance": 0}, ["stage3_max_live_parameters", "max_reuse_distance"]),
+        ],
+    )  # fmt: skip
+    def test_what_changes_a_step_and_is_not_predicted_is_told(
+        self, tmp_path: Path, stage: int, entry: dict[str, Any], told: list[str]
+    ) -> None:
+        draft = read_plan(written(tmp_path, {"zero_optimization": {"stage": stage, **entry}}))
+        names = [s.name.removeprefix("zero_optimization.") for s in draft.named("unknown", "not modelled")]
+        assert sorted(names) == sorted(told)
+
+    @pytest.mark.parametrize(("kind", "optimizer"), [("Adam", "adam"), ("AdamW", "adamw")])
+    def test_adamw_decays_apart_whatever_its_mode_says(self, tmp_path: Path, kind: str, optimizer: str) -> None:
+        """engine.py: effective_adam_w_mode."""
+        data = {"optimizer": {"type": kind, "params": {"adam_w_mode": False}}}
+        assert (
+            read_plan(written(tmp_path, {"zero_optimization": {"stage": 1}, **data})).fields["optimizer"] == optimizer
+        )
+
     def test_a_batch_that_does_not_add_up(self) -> None:
         told = faults(read_plan(FILES / "zero3-offload.json"), 16, seq_len=1024, recompute="none")
         assert "64 sequences a step" in told
@@ -495,7 +547,12 @@ class TestDeepSpeed:
     def test_what_changes_the_answer_is_named(self, tmp_path: Path) -> None:
         data = {
             "train_micro_batch_size_per_gpu": 1,
-            "zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8, "zero_quantized_weights": True},
+            "zero_optimization": {
+                "stage": 2,
+                "overlap_comm": True,
+                "zero_hpz_partition_size": 8,
+                "zero_quantized_weights": True,
+            },
             "activation_checkpointing": {"partition_activations": True, "cpu_checkpointing": False},
             "zero_optimisation": {"stage": 2},
         }
@@ -717,3 +774,74 @@ def test_a_precision_that_is_unknown_is_not_called_missing(tmp_path: Path) -> No
     draft = read_plan(tmp_path / "a.yaml")
     assert "bf17 is unknown" in str(draft.faults[0])
     assert "precision" not in draft.assumed
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("distributed", [True, False])
+def test_megatron_under_accelerate_is_megatron(tmp_path: Path, precision: str, distributed: bool) -> None:  # noqa: FBT001
+    """The plugin's job and Megatron's own arguments for it: the same plan, and the same software."""
+    plugin = {
+        "tp_degree": 2,
+        "pp_degree": 2,
+        "num_micro_batches": 4,
+        "sequence_parallelism": True,
+        "use_distributed_optimizer": distributed,
+        "gradient_clipping": 0,
+    }
+    table = "".join(f"  megatron_lm_{name}: {str(value).lower()}\n" for name, value in plugin.items())
+    text = (
+        f"distributed_type: MEGATRON_LM\nmixed_precision: {precision}\nnum_processes: 8\nmegatron_lm_config:\n{table}"
+    )
+    arguments = (
+        "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --vocab-size 32000 --max-position-embeddings 2048 "
+        "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --attention-dropout 0 "
+        f"--hidden-dropout 0 --clip-grad 0 --{precision} --micro-batch-size 8 --global-batch-size 64 --seq-length 2048"
+        + (" --use-distributed-optimizer" if distributed else "")
+    )
+    one, other = (read_plan(written(tmp_path, each, "plan")) for each in (text, f"pretrain_gpt.py {arguments}"))
+    assert plan_of(one, 8, Model.load("llama2-7b")) == plan_of(other, 8)
+    changes = [{name: value for name, (value, _) in draft.stack_changes.items()} for draft in (one, other)]
+    assert (one.stack, changes[0]) == (other.stack, changes[1])
+
+
+@pytest.mark.parametrize(
+    ("old", "today"),
+    [
+        ("[float8]\nenable_float8_linear = true", '[model]\nconverters = ["float8"]'),
+        ("[training]\nenable_float8_linear = true", '[model]\nconverters = ["float8"]'),
+        ("[float8]\nenable_float8_linear = false", "[model]\nconverters = []"),
+        ("[optimizer]\nfused = false", '[optimizer]\nimplementation = "foreach"'),
+        ("[optimizer]\nfused = true", '[optimizer]\nimplementation = "fused"'),
+    ],
+)
+def test_older_torchtitan_s_words_are_the_same_plan(tmp_path: Path, old: str, today: str) -> None:
+    text = "[parallelism]\ndata_parallel_shard_degree = -1\n"
+    one, other = (read_plan(written(tmp_path, f"{text}{table}\n", "job.toml")) for table in (old, today))
+    assert plan_of(one, 8, Model.load("llama3-8b")) == plan_of(other, 8, Model.load("llama3-8b"))
+    assert not one.named("unknown")
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ('filter_fqns = ["output"]', []),
+        ('filter_fqns = ["output", "router.gate"]', []),
+        ('filter_fqns = ["output", "attention.wk"]', ["quantize.linear.float8.filter_fqns"]),
+        ("filter_fqns = []", ["quantize.linear.float8.filter_fqns"]),
+        ("", ["quantize.linear.float8.filter_fqns"]),
+    ],
+)
+def test_layers_that_float8_leaves_out_are_told(tmp_path: Path, table: str, told: list[str]) -> None:
+    text = f'[parallelism]\n[model]\nconverters = ["float8"]\n[quantize.linear.float8]\n{table}\n'
+    assert [s.name for s in read_plan(written(tmp_path, text, "job.toml")).named("not modelled", "unknown")] == told
+    plain = text.replace('["float8"]', "[]")
+    assert not read_plan(written(tmp_path, plain, "job.toml")).named("not modelled", "unknown")
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "mxfp8"])
+def test_a_written_torchtitan_job_leaves_its_head_in_bf16(tmp_path: Path, recipe: str) -> None:
+    """As the plan that it is of: a converter without filters takes the head too."""
+    plan = Plan(dp_shard=8, zero=3, precision="fp8", fp8_recipe=recipe, optimizer_impl="fused")
+    model, stack = Model.load("llama3-8b"), Stack.load("torchtitan-2025-compiled")
+    text = export_plan(Job(plan=plan, model=model, stack=stack, gpus_per_node=8), "torchtitan").text
+    assert not read_plan(written(tmp_path, text, "job.toml")).named("not modelled", "unknown")

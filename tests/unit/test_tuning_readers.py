@@ -825,3 +825,141 @@ def test_torchtune_s_preferences_are_pairs_with_a_reference(loss: str, tmp_path:
     draft = read_plan(file)
     paired = "DPO" in loss
     assert (plan_of(draft, 1).micro_batch_size, draft.reference_forwards) == ((8, 1) if paired else (4, 0))
+
+
+_COMMON = {"per_device_train_batch_size": 2, "bf16": True, "gradient_accumulation_steps": 4, "model_name_or_path": "Qwen/Qwen2.5-7B"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"torch_compile_backend": "inductor"}, {"torch_compile": True}),
+        ({"torch_compile_mode": "default"}, {"torch_compile": True}),
+        ({"adafactor": True, "optim": "adamw_torch"}, {"optim": "adafactor"}),
+        ({"tf32": "True", "bf16": False}, {"tf32": True, "bf16": False}),
+        (
+            {"fsdp": "shard_grad_op auto_wrap", "fsdp_config": {"version": 2}},
+            {"fsdp": "auto_wrap", "fsdp_config": {"version": 2, "reshard_after_forward": False}},
+        ),
+        (
+            {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2}},
+            {"fsdp": True, "fsdp_config": {"version": 2}},
+        ),
+    ],
+)
+def test_what_training_arguments_say_in_two_ways_is_one_plan(tmp_path: Path, one: Any, other: Any) -> None:
+    """training_args.py: what __post_init__ makes of each."""
+    drafts = [read(tmp_path, "a.json", **{**_COMMON, **each}) for each in (one, other)]
+    assert plan_of(drafts[0]) == plan_of(drafts[1])
+    assert drafts[0].stack == drafts[1].stack
+
+
+@pytest.mark.parametrize("engine", [{}, {"fsdp": "full_shard auto_wrap"}])
+def test_gradients_are_reduced_each_time_where_the_plugin_says_so(tmp_path: Path, engine: dict[str, Any]) -> None:
+    kwargs = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+    each, last = (plan_of(read(tmp_path, "a.json", **_COMMON, **engine, **more)) for more in (kwargs, {}))
+    assert (each.syncs_every_micro_batch, last.syncs_every_micro_batch) == (True, False)
+
+
+def test_without_a_largest_norm_nothing_is_clipped(tmp_path: Path) -> None:
+    clips = [read(tmp_path, "a.json", **_COMMON, max_grad_norm=norm).stack_changes.get("clips") for norm in (0, 1.0)]
+    assert clips[0] is not None
+    assert clips == [("", clips[0][1]), None]
+    zero = {"zero_optimization": {"stage": 2, "overlap_comm": True}}
+    draft = read(tmp_path, "a.json", **_COMMON, max_grad_norm=0, deepspeed=zero)  # which computes it all the same
+    assert "clips" not in draft.stack_changes
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"fsdp": "full_shard"}, "fsdp_config.fsdp_auto_wrap_policy"),
+        ({"fsdp": "full_shard auto_wrap", "fsdp_config": {"min_num_params": 10_000}}, "fsdp_config.min_num_params"),
+        ({"accelerator_config": {"split_batches": True}}, "accelerator_config.split_batches"),
+        ({"torch_compile_mode": "max-autotune"}, "torch_compile_mode"),
+    ],
+)
+def test_what_the_trainer_would_run_otherwise_is_told(tmp_path: Path, settings: dict[str, Any], told: str) -> None:
+    usual = {setting.name for setting in read(tmp_path, "a.json", **_COMMON).named("not modelled", "unknown")}
+    named = {
+        setting.name for setting in read(tmp_path, "a.json", **_COMMON, **settings).named("not modelled", "unknown")
+    }
+    assert named - usual == {told}
+
+
+def test_axolotl_quantises_below_adapters_alone_and_may_choose_to_compile(tmp_path: Path) -> None:
+    common = {"base_model": "Qwen/Qwen2.5-7B", "sequence_len": 512}
+    draft = read(tmp_path, "a.yml", **common, load_in_4bit=True)
+    assert [fault.problem for fault in draft.faults] == ["goes with adapters alone"]
+    assert read(tmp_path, "a.yml", **common, torch_compile="auto").stack == "torch-2.11-compiled"
+    assert read(tmp_path, "a.yml", **common, torch_compile_backend="inductor").stack == "transformers-2024"
+
+
+def test_a_reference_of_its_own_is_told(tmp_path: Path) -> None:
+    settings = {
+        "finetuning_type": "lora",
+        "stage": "dpo",
+        "ref_model": "Qwen/Qwen2.5-7B",
+        "model_name_or_path": "Qwen/Qwen2.5-7B",
+    }
+    assert "ref_model" in [s.name for s in read(tmp_path, "a.yml", **settings).named("not modelled")]
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Lion", "SGD", "OneBitAdam"])
+def test_the_optimizer_of_a_deepspeed_file_is_the_one_that_runs(tmp_path: Path, kind: str) -> None:
+    """transformers/integrations/deepspeed.py, deepspeed_optim_sched: the file's before `optim`."""
+    stage = {"stage": 0 if kind == "OneBitAdam" else 2, "overlap_comm": True}
+    settings = {"zero_optimization": stage, "optimizer": {"type": kind}}
+    alone = read(tmp_path, "ds.json", **settings)
+    under = read(tmp_path, "a.json", **_COMMON, deepspeed=settings, optim="adamw_8bit")
+    for field in ("optimizer", "optimizer_impl", "one_bit"):
+        assert under.fields.get(field) == alone.fields.get(field)
+    assert [s.name for s in under.named("overruled")] == ["optim"]
+    assert read(tmp_path, "a.json", **_COMMON, deepspeed={"zero_optimization": stage}).fields["optimizer"] == "adamw"
+
+
+_BRIDGE = """model:
+  tensor_model_parallel_size: 2
+  seq_length: 4096
+{model}train:
+  micro_batch_size: 1
+  global_batch_size: 32
+optimizer:
+  use_precision_aware_optimizer: true
+{optimizer}"""
+
+
+def _bridge(folder: Path, model: str = "", optimizer: str = "") -> Draft:
+    file = folder / "a.yaml"
+    file.write_text(_BRIDGE.format(model=model, optimizer=optimizer))
+    return read_plan(file, define={"recipe": "llama3_8b_pretrain_config"})
+
+
+@pytest.mark.parametrize("form", ["{}: torch.bfloat16", "{}: bf16", "{}: {{_call_: false, _target_: torch.bfloat16}}"])
+def test_megatron_bridge_s_dtypes_are_read_as_they_are_stated_or_saved(tmp_path: Path, form: str) -> None:
+    moments = "".join(f"  {form.format(name)}\n" for name in ("exp_avg_dtype", "exp_avg_sq_dtype"))
+    draft = _bridge(tmp_path, optimizer=moments)
+    assert draft.fields["optimizer_dtype"] == "bf16"
+    assert not draft.named("unknown", "not modelled")
+    saved = _bridge(tmp_path, model="  params_dtype: {_call_: false, _target_: torch.bfloat16}\n")
+    assert "optimizer_dtype" not in saved.fields
+    assert not saved.named("unknown", "not modelled")
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("gradient_accumulation_fusion", ("weight_gradients", "added")),
+        ("apply_rope_fusion", ("rope", "unfused")),
+        ("bias_swiglu_fusion", ("gated_activation", "operators")),
+    ],
+)
+def test_megatron_bridge_s_fusions_are_on_unless_switched_off(
+    tmp_path: Path, key: str, change: tuple[str, object]
+) -> None:
+    name, value = change
+    for on in (True, False):
+        draft = _bridge(tmp_path, model=f"  {key}: {str(on).lower()}\n")
+        assert not draft.faults
+        assert not draft.named("unknown")
+        assert draft.stack_changes.get(name, (None,))[0] == (None if on else value)

@@ -328,6 +328,27 @@ def test_single_iterations_of_json_logs_wait_for_nobody(tmp_path: Path) -> None:
     assert [s.time_s for s in found] == pytest.approx([20e-6 + 1.75 * 1024 / 3e11] * 3)
 
 
+@pytest.mark.parametrize("text", [True, False])
+def test_a_split_communicator_has_the_ranks_of_one_group(tmp_path: Path, text: bool) -> None:  # noqa: FBT001
+    """nccl-tests with NCCL_TESTS_SPLIT lists all ranks, each with its group's colour (src/common.cu): four pairs here."""
+    ranks = [(rank, rank % 4, f"node-{rank // 4}", rank % 4) for rank in range(8)]
+    path = tmp_path / ("all_reduce.log" if text else "all_reduce_perf.json")
+    if text:
+        listed = "".join(
+            f"#  Rank {rank:2} Group {group:2} Pid 6899 on {host} device {device:2} [0000:04:00] NVIDIA H100\n"
+            for rank, group, host, device in ranks
+        )
+        row = "     1048576        262144     float     sum      -1    20.00   52.43   52.43      0    20.00   52.43   52.43      0\n"
+        path.write_text(f"# Collective test starting: all_reduce_perf\n{listed}{row}")
+    else:
+        keys = ("rank", "group", "hostname", "device")
+        config = {"nthreads": 1, "ngpus": 1, "devices": [dict(zip(keys, one, strict=True)) for one in ranks]}
+        rows = [{"size": 2**20, "out_of_place": {"time": 20.0}}]
+        path.write_text(json.dumps({"config": config, "results": rows}))
+    (found,) = nccl_tests.read_logs([path]).samples
+    assert (found.shape["num_ranks"], found.shape["num_nodes"], found.time_s) == (2, 2, pytest.approx(20e-6))
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", "no table", '{"config": {"devices": [{}]}, "results": [{"size": -1}]}']
 )

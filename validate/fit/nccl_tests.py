@@ -33,7 +33,9 @@ KINDS: Final = {
 _FEWEST = 2  # ranks: one alone sends nothing
 _QUICKEST_S, _SLOWEST_S, _LARGEST_BYTES = 1e-9, 1e6, 2**50  # of a collective that anybody measured
 _STARTING = re.compile(r"Collective test starting:\s*(\w+?)_perf")
-_RANK = re.compile(r"#\s+Rank\s+(\d{1,9})\s.*?\bon\s+(\S+)\s+device\s+(\d{1,9})", re.IGNORECASE)
+_RANK = re.compile(
+    r"#\s+Rank\s+(\d{1,9})\s+(?:Group\s+(\d{1,9})\s)?.*?\bon\s+(\S+)\s+device\s+(\d{1,9})", re.IGNORECASE
+)
 _ROW = re.compile(r"^\s*(\d{1,18})\s+(\d{1,18})\s+(\w+)\s+(\S+)\s+(-?\d+)\s+([\d.]+|nan|inf)\s+([\d.]+)\s+([\d.]+)")
 _BY_NAME = tuple(sorted(KINDS, key=len, reverse=True))
 
@@ -60,21 +62,20 @@ def read_logs(paths: list[Path]) -> SampleFile:
 
 
 def _text_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
-    """A log may hold several tests; ranks and hosts are those listed before the table."""
-    kind, ranks, hosts = _named(path.name), set[int](), set[str]()
-    fresh = True
+    """A log may hold several tests; ranks and hosts are those of a group listed before the table (NCCL_TESTS_SPLIT)."""
+    kind, fresh = _named(path.name), True
+    groups: dict[str | None, dict[int, str]] = {}  # hosts of ranks
     for number, line in enumerate(text.splitlines(), 1):
         place = f"{path}: line {number}"
         if starting := _STARTING.search(line):
             kind = KINDS.get(starting[1].lower(), "")
         elif listed := _RANK.search(line):
             if fresh:
-                ranks, hosts, fresh = set(), set(), False
-            ranks.add(int(listed[1]))
-            hosts.add(listed[2])
+                groups, fresh = {}, False
+            groups.setdefault(listed[2], {})[int(listed[1])] = listed[3]
         elif row := _ROW.match(line):
-            fresh = True
-            if not kind or len(ranks) < _FEWEST:
+            fresh, hosts = True, next(iter(groups.values()), {})
+            if not kind or len(hosts) < _FEWEST:
                 missing = "which collective this is" if not kind else "the ranks (two at least)"
                 faults.append(Fault(place=place, problem=f"nothing before says {missing}", remedy="the whole output"))
                 return
@@ -87,7 +88,7 @@ def _text_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
                 if size:
                     faults.append(Fault(place=place, problem=f"{size} bytes in {row[6]} us are no measurement"))
                 continue
-            yield _sample(kind, size, time_s, len(ranks), len(hosts), number)
+            yield _sample(kind, size, time_s, len(hosts), len(set(hosts.values())), number)
 
 
 def _json_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
@@ -99,7 +100,8 @@ def _json_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
     if data is None:
         return
     config = data["config"] if isinstance(data.get("config"), dict) else {}
-    devices = _dicts(config.get("devices"))
+    every = _dicts(config.get("devices"))
+    devices = [one for one in every if one.get("group") == every[0].get("group")]  # as in text
     ranks = len(devices) * _whole(config.get("nthreads")) * _whole(config.get("ngpus"))
     hosts = {str(d.get("hostname")) for d in devices}
     program = next(iter(_list(data.get("args"))), "")

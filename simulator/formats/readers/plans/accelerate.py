@@ -20,7 +20,7 @@ SOFTWARE: Final = "accelerate 1.12"
 _F: Final = "fsdp_config.fsdp_"
 _D: Final = "deepspeed_config."
 _P: Final = "parallelism_config.parallelism_config_"
-_STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _ZERO: Final = {"NO_SHARD": 0, "SHARD_GRAD_OP": 2, "FULL_SHARD": 3, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 _M: Final = "megatron_lm_config.megatron_lm_"
 _PLUGINS: Final = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP", "MEGATRON_LM", "TP")
@@ -54,6 +54,7 @@ def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, giv
         processes = 1  # `accelerate launch` starts one process, whatever the file says (commands/launch.py)
     by_model: Mapping[str, Any] = {}
     leftover: Degree | None = "dp_replicate"
+    changes: dict[str, tuple[object, str]] = {}
     match kind:
         case "DEEPSPEED":
             leftover, by_model = _deepspeed(r, fields, read_json, mixed)
@@ -61,7 +62,8 @@ def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, giv
             leftover = fsdp(r, fields, processes, machines or 1)
             by_model = {"reduce_dtype": compute_dtype}
         case "MEGATRON_LM":
-            leftover = _megatron(r, fields)
+            leftover = _megatron(r, fields, changes)
+            by_model = {"reduce_dtype": lambda _, others: "fp16" if others.get("precision") == "fp16" else "fp32"}
         case _:
             fields |= {"data_parallel": "ddp", "zero": 0}
     leftover = degrees(r, fields, leftover)
@@ -82,6 +84,7 @@ def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, giv
         by_model=by_model,
         stack=stack,
         stack_why=why,
+        stack_changes=changes,
         settings=r.settings(),
         faults=tuple(r.faults),
     )
@@ -119,14 +122,22 @@ def _kind(r: Reading, data: Mapping[str, Any]) -> str:
     return "MULTI_GPU" if kind == "TP" else kind
 
 
-def _megatron(r: Reading, fields: dict[str, Any]) -> Degree:
-    """Megatron-LM by accelerate's plugin (utils/dataclasses.py, MegatronLMPlugin): the optimizer is distributed if it says so."""
+def _megatron(r: Reading, fields: dict[str, Any], changes: dict[str, tuple[object, str]]) -> Degree:
+    """Megatron-LM by accelerate's plugin (utils/dataclasses.py, MegatronLMPlugin): the optimizer is distributed if it says so.
+
+    What the plugin does not set is as Megatron's own arguments have it where nothing is stated: no overlap, no fused loss.
+    """
     keys = {"tp": "tp_degree", "pp": "pp_degree", "num_micro_batches": "num_micro_batches"}
     fields |= r.integers({name: f"{_M}{key}" for name, key in keys.items()})
     parallel, distributed = r.flag(f"{_M}sequence_parallelism"), r.flag(f"{_M}use_distributed_optimizer")
     fields |= {"data_parallel": "megatron", "zero": 1 if distributed else 0, "optimizer_impl": "fused"}
     fields["sequence_parallel"] = bool(parallel) and fields.get("tp", 1) > 1
     fields["recompute"] = "selective" if r.flag(f"{_M}recompute_activations", plan_field="recompute") else "none"
+    usual = {"late_gradients": True, "loss": "fp32_in_place"} | ({"late_parameters": True} if distributed else {})
+    usual |= {"tp_overlap": "backward"} if fields.get("tp", 1) > 1 else {}
+    changes |= {name: (value, f"{r.file}: Megatron-LM's default") for name, value in usual.items()}
+    if r.number(f"{_M}gradient_clipping") == 0:
+        changes["clips"] = ("", r.place(f"{_M}gradient_clipping"))
     return "dp_shard" if distributed else "dp_replicate"
 
 
@@ -149,6 +160,7 @@ def _deepspeed(
     stage = 2 if stage is None or stage > 3 else stage  # the plugin's default
     fields |= {"data_parallel": "deepspeed", "zero": stage}
     fields |= r.integers({"num_micro_batches": f"{_D}gradient_accumulation_steps"})
+    deepspeed.default_overlap(r, stage)
     offload: dict[str, Any] = {}
     for key, field in (("offload_optimizer_device", "optimizer"), ("offload_param_device", "parameters")):
         device = r.choice(f"{_D}{key}", ("none", "cpu", "nvme")) or "none"
@@ -238,12 +250,12 @@ def compute_dtype(model: Model, fields: Mapping[str, Any]) -> str:
 def _fsdp1(r: Reading, fields: dict[str, Any], processes: int | None, machines: int) -> None:
     name = f"{_F}sharding_strategy"
     stated = r.raw(name, "zero")
-    if isinstance(stated, int) and 1 <= stated <= len(_STRATEGIES):  # older files have the number
-        strategy = _STRATEGIES[stated - 1]
+    if isinstance(stated, int) and 1 <= stated <= len(STRATEGIES):  # older files have the number
+        strategy = STRATEGIES[stated - 1]
     else:
-        strategy = r.choice(name, _STRATEGIES, plan_field="zero") or "FULL_SHARD"
+        strategy = r.choice(name, STRATEGIES, plan_field="zero") or "FULL_SHARD"
     reshard = r.raw(f"{_F}reshard_after_forward")
-    if reshard is not None and str(reshard).upper() in _STRATEGIES:
+    if reshard is not None and str(reshard).upper() in STRATEGIES:
         if stated is not None:
             r.fault(f"{_F}reshard_after_forward", "contradicts fsdp_sharding_strategy", "keep one")
         strategy = str(reshard).upper()
@@ -267,7 +279,7 @@ def _fsdp2(r: Reading, fields: dict[str, Any], processes: int | None, machines: 
     del processes, machines
     for key in ("sharding_strategy", "backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states"):
         r.overruled(f"{_F}{key}", "is FSDP1's: FSDP2 has no such setting")
-    if str(r.entries.get(f"{_F}reshard_after_forward", _NONE).value).upper() in _STRATEGIES:
+    if str(r.entries.get(f"{_F}reshard_after_forward", _NONE).value).upper() in STRATEGIES:
         r.fault(f"{_F}reshard_after_forward", "a strategy's name is FSDP1's", "true or false, or fsdp_version: 1")
         r.raw(f"{_F}reshard_after_forward")
     elif r.flag(f"{_F}reshard_after_forward") is False:  # true is the default, which keeps the root

@@ -48,7 +48,7 @@ def read_axolotl(stated: Stated) -> Draft:
     trainer.recompute(job)
     _adapter(job)
     trainer.optimizer(job, "adamw_torch_fused")
-    trainer.kernels(job)
+    trainer.kernels(job, implied=False)
     _kernels(job)
     _refusals(job)
     return job.draft("axolotl", "axolotl 0.16")
@@ -74,6 +74,8 @@ def _adapter(job: Job) -> None:
     kind = r.choice("adapter", ("lora", "qlora"))
     four, eight = r.flag("load_in_4bit"), r.flag("load_in_8bit")
     if kind is None:
+        for name in (name for name, on in (("load_in_4bit", four), ("load_in_8bit", eight)) if on):
+            r.fault(name, "goes with adapters alone", f"adapter: qlora, or {name}: false")
         trainer.weights(job)
         return
     if kind == "qlora" and not four and not r.flag("gptq"):

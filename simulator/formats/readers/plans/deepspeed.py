@@ -7,6 +7,7 @@ follows from the other two. Sequence length, checkpointing and the model belong 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from simulator.formats.readers.plans.draft import Degree, Draft
@@ -17,6 +18,7 @@ from simulator.spec.plan.order import MAX_SIZE
 
 SOFTWARE: Final = "DeepSpeed 0.18"
 _ZERO: Final = "zero_optimization."
+_BESIDE: Final = "gradients are reduced beside the backward here; see --set stack.overlap"
 _BATCH: Final = {
     "train_batch_size": "global_batch_size",
     "train_micro_batch_size_per_gpu": "micro_batch_size",
@@ -31,7 +33,14 @@ _OLD_NAMES: Final = {
     "bfloat16.enabled": "bf16.enabled",
     f"{_ZERO}prefetch_bucket_size": f"{_ZERO}stage3_prefetch_bucket_size",
     f"{_ZERO}param_persistence_threshold": f"{_ZERO}stage3_param_persistence_threshold",
+    **{f"{_ZERO}max_{what}": f"{_ZERO}stage3_max_{what}" for what in ("live_parameters", "reuse_distance")},
+    "zero_optimization": f"{_ZERO}stage",
+    f"{_ZERO}cpu_offload": f"{_ZERO}offload_optimizer.device",
+    **{f"{_ZERO}cpu_offload_{noun}": f"{_ZERO}offload_param.device" for noun in ("param", "params")},
 }
+_OLD_SWITCHES: Final = {f"{_ZERO}stage": (0, 1)} | dict.fromkeys(
+    (f"{_ZERO}offload_optimizer.device", f"{_ZERO}offload_param.device"), ("none", "cpu")
+)  # what false and true of an older name are
 
 
 def read_deepspeed(data: Mapping[str, Any], file: str, given: Collection[str] = ()) -> Draft:
@@ -82,7 +91,12 @@ def assumed(fields: Mapping[str, Any], total: int | None, bf16: bool) -> dict[st
 def entries(data: Mapping[str, Any], file: str) -> dict[str, Entry]:
     """Settings by dotted name, older names as today's; `"offload_optimizer": {}` and its kin are tables without entries."""
     found = flattened(data, file)
-    return {_OLD_NAMES.get(name, name): entry for name, entry in found.items()}
+    return {_OLD_NAMES.get(name, name): _today(_OLD_NAMES.get(name, ""), entry) for name, entry in found.items()}
+
+
+def _today(name: str, entry: Entry) -> Entry:
+    switch = _OLD_SWITCHES.get(name)
+    return replace(entry, value=switch[entry.value]) if switch and isinstance(entry.value, bool) else entry
 
 
 def _sorted(r: Reading) -> tuple[Any, ...]:
@@ -105,11 +119,20 @@ def settings(r: Reading) -> tuple[dict[str, Any], Degree, dict[str, Any]]:
     offload = _offload(r, stage)
     if offload:
         fields["offload"] = offload
-    if not r.flag(f"{_ZERO}overlap_comm") and f"{_ZERO}overlap_comm" in r and stage > 0:
-        r.unmodelled(f"{_ZERO}overlap_comm", "gradients are reduced beside the backward here; see --set stack.overlap")
+    overlaps = r.flag(f"{_ZERO}overlap_comm")
+    if overlaps is None:
+        default_overlap(r, stage)
+    elif not overlaps and stage > 0:
+        r.unmodelled(f"{_ZERO}overlap_comm", _BESIDE)
     zeropp, groups = _zeropp(r, stage), _mics(r, stage)
     fields |= ({"zeropp": zeropp} if zeropp else {}) | groups
     return fields, "dp_shard" if fields["zero"] and not groups else "dp_replicate", by_model
+
+
+def default_overlap(r: Reading, stage: int) -> None:
+    """Where nothing says so, stage 3 alone reduces gradients beside the backward (zero/config.py, overlap_comm_valid)."""
+    if stage in (1, 2):
+        r.default_unmodelled(f"{_ZERO}overlap_comm", "false", _BESIDE)
 
 
 def places(r: Reading) -> dict[str, str]:
@@ -184,8 +207,8 @@ def _optimizer(r: Reading, fields: dict[str, Any]) -> None:
         remedy = "--optimizer, the nearest of adamw, sgd, adam8bit, lion, lamb"
         r.fault("optimizer.type", f"{name} is not modelled", remedy, (("--optimizer", "adamw"),))
     elif found is not None:
-        adam = str(r.raw("optimizer.params.adam_w_mode")).lower()
-        fields["optimizer"] = "adam" if found == "adamw" and adam == "false" else found
+        decoupled = r.flag("optimizer.params.adam_w_mode") is not False or name.lower() == "adamw"
+        fields["optimizer"] = "adam" if found == "adamw" and not decoupled else found
         if found == "sgd_momentum" and not r.number("optimizer.params.momentum"):
             fields["optimizer"] = "sgd"
     torch = r.flag("optimizer.params.torch_adam")
@@ -222,7 +245,7 @@ def _buckets(r: Reading, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _offload(r: Reading, stage: int) -> dict[str, Any]:
-    """What is offloaded from HBM; also by the older keys cpu_offload and cpu_offload_params."""
+    """What is offloaded from HBM."""
     found: dict[str, Any] = {}
     for key, field in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
         name = f"{_ZERO}{key}."
@@ -232,9 +255,6 @@ def _offload(r: Reading, stage: int) -> dict[str, Any]:
         pinned = r.flag(f"{name}pin_memory")
         if device != "none":
             found["pinned"] = found.get("pinned", True) and bool(pinned)
-    for old, field in (("cpu_offload", "optimizer"), ("cpu_offload_params", "parameters")):
-        if r.flag(f"{_ZERO}{old}"):
-            found[field] = "host"
     if "parameters" in found and stage < 3:
         r.fault(f"{_ZERO}offload_param.device", f"stage {stage} keeps its parameters", "stage = 3, or none")
     if "optimizer" in found and stage == 0:

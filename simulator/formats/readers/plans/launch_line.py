@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from simulator.base.errors import Fault, PlanError
 from simulator.base.files import ordinary
+from simulator.formats.readers.plans.launch_environment import Surroundings, surroundings
 from simulator.formats.readers.plans.launch_world import World, slurm_variables, world_of
 from simulator.formats.readers.plans.options import megatron_arguments, table_of
-from simulator.formats.readers.plans.reading import MAX_SETTINGS, UNSET, Entry, Setting, shortened
+from simulator.formats.readers.plans.reading import MAX_SETTINGS, UNSET, Entry, Setting
 from simulator.formats.readers.plans.shell import Shell
 from simulator.formats.readers.plans.shell_words import Unknown, Word, chosen_command, words_of
-from simulator.spec.plan.alloc_conf import VARIABLES, parse_alloc_conf
 
 # Words that only a training command of Megatron's has
 _SIGNS: Final = {
@@ -31,13 +31,13 @@ _MAX_SOURCED: Final = 2**20
 class LaunchLine:
     """options: of the training script, by name. unknown: what their values hang on; cures: flags that would give them.
 
-    world: what the launcher starts, if it says so. allocator: PyTorch's settings of it.
+    world: what the launcher starts, if it says so. around: the command's environment.
     """
 
     options: dict[str, Entry]
     unknown: dict[str, tuple[Unknown, ...]]
     world: World
-    allocator: Entry | None = None
+    around: Surroundings = field(default_factory=Surroundings)
     cures: dict[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     choices: dict[str, list[str]] = field(default_factory=dict)  # what the script compares its variables with
     settings: list[Setting] = field(default_factory=list)
@@ -107,9 +107,9 @@ def read_launch_line(text: str, file: str, define: Mapping[str, str]) -> LaunchL
                 line.options.pop(name)
     _take_stage(shell, file, line)
     line.world = world_of(launcher, text, file)
-    values = {name: words_of(shell.value(name, quoted=True), shell.unknown) for name in VARIABLES if shell.holds(name)}
-    line.allocator, settings, faults = allocator_of(values, launcher, file, define)
-    line.settings, line.faults = [*line.settings, *line.world.settings, *settings], [*line.faults, *faults]
+    line.around = surroundings(shell, launcher, file, define)
+    line.settings += [*line.world.settings, *line.around.settings]
+    line.faults += line.around.faults
     _tell(shell, file, line)
     return line
 
@@ -281,53 +281,3 @@ def _put(line: LaunchLine, name: str, values: Sequence[str], place: str, unknown
         line.unknown[name] = unknown
         value = UNSET if value is not True else True
     line.options[name] = Entry(name=name, value=value, place=place)
-
-
-# PyTorch's allocator settings in a launch script: the variable exported, set before a command, or passed by a launcher.
-_PASSED: Final = re.compile(rf"(?:^|[=,])({'|'.join(VARIABLES)})=(.+)$")  # `env X=Y`, `-e X=Y`, `--export=ALL,X=Y`
-_DRIVERS: Final = re.compile(r"(^|,)\s*backend\s*:\s*cudaMallocAsync\b")
-
-Found = tuple[Entry | None, list[Setting], list[Fault]]
-
-
-def allocator_of(
-    variables: Mapping[str, Sequence[Word]], launcher: Sequence[Word], file: str, define: Collection[str]
-) -> Found:
-    """(its settings as text, what became of each variable, what is wrong).
-
-    variables: the script's, by name, as words; define: those of them that the caller gives.
-    """
-    stated = {name: ("".join(word.text for word in words), words) for name, words in variables.items() if words}
-    for word in launcher:
-        if passed := _PASSED.search(word.text):
-            stated[passed[1]] = passed[2], [word]
-    found: Entry | None = None
-    settings, faults = list[Setting](), list[Fault]()
-    for name in (name for name in VARIABLES if name in stated):
-        text, words = stated[name]
-        place = f"--define {name}" if name in define else f"{file}:{words[0].line}"
-        setting = {"name": name, "value": shortened(text)}
-        unknown = [one.what for word in words for one in word.unknown]
-        if unknown:
-            note = f"hangs on {', '.join(unknown)}: taken as not set; --define {name}='…' gives it"
-            settings.append(Setting(**{**setting, "value": "?"}, place=place, use="unknown", note=note))
-        elif found is not None:
-            settings.append(Setting(**setting, place=place, use="overruled", note=f"torch reads {found.name} first"))
-        elif _DRIVERS.search(text):
-            note = "the driver's pool has no published rules: PyTorch's own allocator is taken"
-            settings.append(Setting(**setting, place=place, use="not modelled", note=note))
-        else:
-            faults += (wrong := _faults(name, text, place))
-            if not wrong:
-                found = Entry(name=name, value=text, place=place)
-                settings.append(Setting(**setting, place=place, use="used", note="plan.memory.alloc_conf"))
-    return found, settings, faults
-
-
-def _faults(name: str, text: str, place: str) -> list[Fault]:
-    try:
-        parse_alloc_conf(text)
-    except ValueError as exc:
-        remedy = f"as torch takes it, or --define {name}= for none"
-        return [Fault(place=f"{place}: {name}", problem=str(exc), remedy=remedy, flags=(("--define", f"{name}="),))]
-    return []

@@ -38,8 +38,8 @@ def read_megatron(text: str, file: str, given: Collection[str] = (), define: Map
     entries = with_layers_counted(with_yaml(entries, file))
     r = Reading(entries, file, given, unset=unset, auto=UNSET, faults=line.faults, cures=cures)
     fields: dict[str, Any] = {"data_parallel": "megatron", "optimizer_impl": "fused"}
-    fields |= {"alloc_conf": line.allocator.value} if line.allocator else {}
-    stack: dict[str, tuple[object, str]] = {}
+    fields |= {"alloc_conf": line.around.allocator.value} if line.around.allocator else {}
+    stack = dict(line.around.changes)
     model, leftover = read_arguments(r, fields, stack)
     preset, why = read_stack(r, stack)
     total = r.integer("--global-batch-size")
@@ -122,7 +122,7 @@ def _places(r: Reading, line: LaunchLine) -> dict[str, str]:
     places = {field: r.place(name) for field, name in _FIELD_NAMES.items() if name in r}
     if "--global-batch-size" in r:
         places["global_batch_size"] = r.place("--global-batch-size")
-    places |= {"alloc_conf": line.allocator.place} if line.allocator else {}
+    places |= {"alloc_conf": line.around.allocator.place} if line.around.allocator else {}
     return places | ({"num_devices": line.world.place} if line.world.num_devices else {})
 
 
@@ -254,6 +254,8 @@ def read_stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str,
     if drops != old:
         which = "--attention-dropout, --hidden-dropout"
         changes["dropout"] = (drops, f"{r.file}: {which} {'are 0.1 unless given' if drops else '0'}")
+    if local or old or backend not in (None, "auto"):
+        changes.pop("attention.kernel", None)  # of Transformer Engine's, by the environment
     if old:
         changes.pop("tp_overlap", None)
         changes.pop("tp_whole", None)

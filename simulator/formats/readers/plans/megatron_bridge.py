@@ -131,12 +131,23 @@ def _entries(stated: Stated) -> tuple[dict[str, Entry], list[tuple[str, str, str
     found: dict[str, Entry] = {}
     faults: list[tuple[str, str, str]] = []
     for name, entry in flattened(stated.data, stated.file, places=stated.places).items():
-        if name.endswith("._target_") and not name.startswith("peft."):
-            continue
-        found[_argument(name)] = entry
+        key, inverted = name.removeprefix("model."), table_of("megatron")["yaml"]["inverted"]
+        own, dtype = name.removesuffix("._target_"), _dtype(entry.value)  # a saved run has a table of it
+        if name.startswith("model.") and key in inverted:  # what is on unless it is switched off
+            found[f"--{inverted[key]}"] = replace(entry, value=True if entry.value is False else None)
+        elif dtype and _argument(own) in megatron_arguments().known:
+            found[_argument(own)] = replace(entry, value=dtype)
+        elif name.startswith("peft.") or not name.endswith(("._target_", "._call_")):
+            found[_argument(name)] = entry
     _synced(found, stated)
     _precision(found, stated, faults)
     return with_layers_counted(found), faults
+
+
+def _dtype(value: object) -> str | None:
+    """`torch.bfloat16` in Megatron's words; None: it is none."""
+    word = value if isinstance(value, str) and value.startswith("torch.") else ""
+    return {"uint8": "fp8", **trainer.DTYPES}.get(word.removeprefix("torch."))
 
 
 def _synced(found: dict[str, Entry], stated: Stated) -> None:
@@ -162,7 +173,6 @@ def _synced(found: dict[str, Entry], stated: Stated) -> None:
         put(dropout, 0.0, f"{stated.file} (default)")
     for key, argument, applies in (
         ("share_embeddings_and_output_weights", "--untie-embeddings-and-output-weights", model.get("share_embeddings_and_output_weights") is False),
-        ("add_bias_linear", "--disable-bias-linear", model.get("add_bias_linear") is False),
         ("num_query_groups", "--group-query-attention", bool(model.get("num_query_groups"))),
     ):  # fmt: skip
         if applies:
@@ -217,7 +227,8 @@ def _precision(found: dict[str, Entry], stated: Stated, faults: list[tuple[str, 
     for name, value in flags.items():
         if value not in (None, False):
             found[name] = Entry(name=name, value=value, place=place)
-    found.pop("--grad-reduce-in-fp32", None)  # ddp's, which mixed precision sets
+    if "--grad-reduce-in-fp32" in found:  # ddp's, which mixed precision sets
+        found["--grad-reduce-in-fp32"] = replace(found["--grad-reduce-in-fp32"], value=None)
 
 
 def _adapters(r: Reading, fields: dict[str, Any]) -> None:

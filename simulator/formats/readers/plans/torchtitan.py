@@ -250,6 +250,7 @@ def _fp8(r: Reading, fields: dict[str, Any], *, sharded: bool) -> None:
     """The converter of linear layers, and its fp8 scaling."""
     converters = r.raw("model.converters") or []
     words = converters if isinstance(converters, list) else str(converters).split(",")
+    words = [*words, *(["float8"] if r.flag("float8.enable_float8_linear") else [])]  # before there were converters
     for word in map(str, words):
         if re.search(r"float8|mx", word):
             fields["precision"] = "fp8"
@@ -259,6 +260,7 @@ def _fp8(r: Reading, fields: dict[str, Any], *, sharded: bool) -> None:
             r.unmodelled("model.converters", f"{word}: taken as fp8 products of all layers")
         elif "float8" not in word:
             r.unmodelled("model.converters", f"{word} is not modelled")
+    _in_bf16(r, "mx" if fields.get("fp8_recipe") == "mxfp8" else "float8", on=fields["precision"] == "fp8")
     recipe = r.text("quantize.linear.float8.recipe_name")
     if recipe not in (None, "tensorwise") and fields["precision"] == "fp8":
         fields.setdefault("fp8_recipe", "rowwise")
@@ -272,10 +274,21 @@ def _fp8(r: Reading, fields: dict[str, Any], *, sharded: bool) -> None:
             r.unmodelled(name, "weights are gathered in bf16 here")
 
 
+def _in_bf16(r: Reading, converter: str, *, on: bool) -> None:
+    """Layers that a converter leaves out: here it is the head, and routers are none of them."""
+    listed = {kind: set(r.words(f"quantize.linear.{kind}.filter_fqns")) for kind in ("float8", "mx")}[converter]
+    name, note = f"quantize.linear.{converter}.filter_fqns", "the head alone stays in bf16 here"
+    if on and name not in r:
+        r.default_unmodelled(name, "none", note)
+    elif on and listed - {"router.gate"} != {"output"}:
+        r.unmodelled(name, note)
+
+
 def _optimizer(r: Reading, fields: dict[str, Any]) -> None:
     name = r.choice("optimizer.name", ("Adam", "AdamW"), plan_field="optimizer") or "AdamW"
     fields["optimizer"] = name.lower()
-    how = r.choice("optimizer.implementation", tuple(_IMPLEMENTATIONS)) or "fused"
+    usual = "foreach" if r.flag("optimizer.fused") is False else "fused"  # of releases before 0.1
+    how = r.choice("optimizer.implementation", tuple(_IMPLEMENTATIONS)) or usual
     fields["optimizer_impl"] = _IMPLEMENTATIONS[how]
     if r.flag("optimizer.early_step_in_backward"):
         r.unmodelled("optimizer.early_step_in_backward", "the optimizer runs behind the backward here")

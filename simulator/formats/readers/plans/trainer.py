@@ -27,10 +27,7 @@ _ATTENTION: Final = {
     "eager": "math", "sdpa": "flash2", "flash_attention_2": "flash2", "flash_attention_3": "flash3", "auto": "flash2",
     "flex_attention": "flash2", "disabled": "math", "fa2": "flash2", "fa3": "flash3", "flash_attn": "flash2", "xformers": "flash2",
 }  # fmt: skip
-_WORDS: Final = {  # of the setting `fsdp`
-    "full_shard": "FULL_SHARD", "shard_grad_op": "SHARD_GRAD_OP", "no_shard": "NO_SHARD",
-    "hybrid_shard": "HYBRID_SHARD", "hybrid_shard_zero2": "HYBRID_SHARD_ZERO2",
-}  # fmt: skip
+_WORDS: Final = {word.lower(): word for word in accelerate.STRATEGIES}  # of the setting `fsdp`
 UNSLOTH: Final = {"adapters": "fused", "norm": "fused", "norm_dtype": "compute", "rope": "fused", "loss": "fused"}
 LIGER: Final = {"loss": "fused_linear", "norm": "fused", "norm_dtype": "compute", "rope": "fused"}
 
@@ -133,15 +130,17 @@ def _entries(stated: Stated, names: Mapping[str, str]) -> dict[str, Entry]:
     for word in map(str, listed):
         key, value = ("sharding_strategy", _WORDS.get(word)) if word in _WORDS else _OTHER.get(word, ("", None))
         of_one = key == "sharding_strategy" and str(getattr(found.get(f"{_F}version"), "value", "")) == "2"
-        if fsdp is not None and value is not None and not of_one:
+        if of_one:  # of FSDP2 the words say only what stays gathered
+            key, value = "reshard_after_forward", None if word == "full_shard" else word != "shard_grad_op"
+        if fsdp is not None and value is not None:
             found.setdefault(f"{_F}{key}", replace(fsdp, value=value))
-    if words:
+    if words is True or "auto_wrap" in listed:  # training_args.py; without it the model is one unit
         policy = Entry(name="fsdp", value="TRANSFORMER_BASED_WRAP", place=f"{stated.file}: fsdp")
         found.setdefault(f"{_F}auto_wrap_policy", policy)
     return found
 
 
-_OTHER: Final = {"offload": ("offload_params", True), "auto_wrap": ("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")}
+_OTHER: Final = {"offload": ("offload_params", True)}
 
 
 def precision(job: Job, default: object = None) -> None:
@@ -156,9 +155,7 @@ def precision(job: Job, default: object = None) -> None:
         r.fault("fp16", "contradicts bf16", "one of the two")
     job.mixed = "bf16" if flags["bf16"] else "fp16" if flags["fp16"] else "no"
     job.by_gpu = r.raw("bf16") == "auto"
-    if r.raw("tf32") not in (True, "true", "auto", None, False, "false"):
-        r.flag("tf32")
-    plain = "tf32" if r.raw("tf32") is True else "fp32"
+    plain = "tf32" if r.raw("tf32") != "auto" and r.flag("tf32") else "fp32"
     job.fields["precision"] = job.mixed if job.mixed != "no" else plain
 
 
@@ -225,6 +222,8 @@ def parallelism(job: Job) -> None:
         fields |= {"data_parallel": "ddp", "zero": 0}
     if any(name.startswith("parallelism_config.parallelism_config_") for name in r.entries):
         job.leftover = accelerate.degrees(r, fields, job.leftover)
+    if r.flag("accelerator_config.gradient_accumulation_kwargs.sync_each_batch") and job.engine != "deepspeed":
+        fields["sync_every_micro_batch"] = True
     megabytes = r.number("ddp_bucket_cap_mb")
     if megabytes is not None and megabytes > 0 and job.engine == "ddp":
         fields["bucket_bytes"] = int(megabytes * 2**20)
@@ -252,15 +251,18 @@ def optimizer(job: Job, default: str, classes: Mapping[str, str] | None = None) 
     classes: those names by the last part of a class's.
     """
     r, fields, table = job.r, job.fields, table_of("transformers")["optimizers"]
-    name = (r.text("optim") or default).lower()
+    if job.engine == "deepspeed" and "optimizer" in fields:  # transformers/integrations/deepspeed.py
+        r.overruled("optim", "the DeepSpeed file's own optimizer is taken")
+        return
+    name = "adafactor" if r.flag("adafactor") else (r.text("optim") or default).lower()
     name = (classes or {}).get(name.rpartition(".")[2], name)
     found = table.get(name)
     if found is None and "optimizer" not in r.given:
         remedy = f"{nearest(name, table) or 'adamw_torch'}, or --optimizer"
         r.fault("optim", f"{name} is not modelled", remedy, (("--optimizer", "adamw"),))
     kind, impl, *more = (found or "adamw foreach").split()
-    fields |= {"optimizer": kind, "optimizer_impl": impl}
-    fields |= {"optimizer_in_backward": True} if "in_backward" in more else {}
+    usual = {"optimizer": kind, "optimizer_impl": impl}
+    fields |= usual | ({"optimizer_in_backward": True} if "in_backward" in more else {})
     rank = re.search(r"\brank\s*=\s*([1-9]\d{0,5})\b", str(r.raw("optim_args") or ""))
     if classes is None and kind.endswith("8bit") and "fp32" in more and job.engine not in ("fsdp", "deepspeed"):
         fields["wide_embedding"] = True  # Trainer.create_optimizer: GlobalOptimManager, of transformers 5
@@ -280,8 +282,7 @@ def weights(job: Job, trained: str | None = None) -> None:
     found = trained or job.loaded
     if job.engine in ("fsdp", "deepspeed") and job.mixed != "no":
         found = "fp32"
-    if found != "fp32":
-        job.fields["master_dtype"] = found
+    job.fields |= {"master_dtype": found} if found != "fp32" else {}
     if job.mixed == "no" and job.loaded != "fp32":
         job.fields["precision"] = job.loaded
 
@@ -301,10 +302,8 @@ def adapters(
     targets, saved = _names(r, "lora_target_modules"), _names(r, "lora_modules_to_save")
     if targets or "lora_targets" not in r.given:
         fields["lora_targets"] = targets or usual
-    if saved:
-        fields["train_modules"] = saved
-    if base is not None:
-        fields["base_weights"] = base
+    fields |= {"train_modules": saved} if saved else {}
+    fields |= {"base_weights": base} if base is not None else {}
     if dtype != "fp32":
         fields["master_dtype"] = dtype
     elif job.mixed == "no":
@@ -369,8 +368,8 @@ def _names(r: Reading, key: str) -> tuple[str, ...]:
     return modules
 
 
-def kernels(job: Job) -> None:
-    """Attention, Liger's kernels, torch.compile."""
+def kernels(job: Job, *, implied: bool = True) -> None:
+    """Attention, Liger's kernels, torch.compile, clipping. implied: how to compile says that it is (training_args.py)."""
     r = job.r
     attention = r.text("attn_implementation")
     kernel = _ATTENTION.get((attention or "auto").rpartition("/")[2].replace("flash-attn", "fa").replace("-", "_"))
@@ -380,8 +379,14 @@ def kernels(job: Job) -> None:
         job.change("attn_implementation", **{"attention.kernel": kernel})
     if r.flag("use_liger_kernel"):
         job.change("use_liger_kernel", **LIGER)
-    if r.flag("torch_compile"):
+    asked = [name for name in ("torch_compile_backend", "torch_compile_mode") if r.raw(name)]  # each asks for it too
+    if r.raw("torch_compile") == "auto" or r.flag("torch_compile") or (implied and asked):
         job.fields["compiled"] = True
+    for name, usual in (("torch_compile_backend", "inductor"), ("torch_compile_mode", "default")):
+        if name in asked and r.raw(name) != usual:
+            r.unmodelled(name, f"taken as {usual}")
+    if r.number("max_grad_norm") == 0 and job.engine != "deepspeed":  # which computes the norm all the same
+        job.change("max_grad_norm", clips="")
 
 
 def _model(r: Reading) -> tuple[str | None, str]:

@@ -11,14 +11,13 @@ from typing import Any
 from simulator.base.files import ordinary
 from simulator.formats.readers.plans.by_framework import read_stated
 from simulator.formats.readers.plans.draft import Draft
-from simulator.formats.readers.plans.launch_line import allocator_of
+from simulator.formats.readers.plans.launch_environment import surroundings
 from simulator.formats.readers.plans.launch_world import World, slurm_variables, world_of
 from simulator.formats.readers.plans.reading import UNSET, Setting, Stated
 from simulator.formats.readers.plans.shell import Shell
-from simulator.formats.readers.plans.shell_words import Word, words_of
+from simulator.formats.readers.plans.shell_words import Word
 from simulator.formats.readers.plans.tuning_command import Option, command_of
 from simulator.formats.readers.plans.tuning_settings import Find, Launch, read_program
-from simulator.spec.plan.alloc_conf import VARIABLES
 
 
 def read_tuning_launch(
@@ -49,15 +48,16 @@ def read_tuning_launch(
     draft = read_stated(form, stated)
     if launch.own_words:
         draft = replace(draft, **_assumed(draft, launch.data))
-    values = {name: words_of(shell.value(name, quoted=True), shell.unknown) for name in VARIABLES if shell.holds(name)}
-    allocator, more, faults = allocator_of(values, command.launcher, file, define)
+    around = surroundings(shell, command.launcher, file, define)
+    nccl = {name: change for name, change in around.changes.items() if name != "attention.kernel"}
     return _with_world(
         replace(
             draft,
             format="launch",
-            fields=draft.fields | ({"alloc_conf": allocator.value} if allocator else {}),
-            settings=(*draft.settings, *launch.settings, *more),
-            faults=(*launch.faults, *draft.faults, *faults),
+            fields=draft.fields | ({"alloc_conf": around.allocator.value} if around.allocator else {}),
+            stack_changes={**draft.stack_changes, **nccl},
+            settings=(*draft.settings, *launch.settings, *around.settings),
+            faults=(*launch.faults, *draft.faults, *around.faults),
         ),
         world,
     )

@@ -28,13 +28,13 @@ def torchtitan_toml(job: Job, flavor: tuple[str, str]) -> str:
         "activation_checkpoint": _recompute(plan),
         "compile": {"enable": compiled},
     }
-    if plan.precision.compute == "fp8" and plan.precision.fp8_recipe == "mxfp8":
-        tables["model"]["converters"] = ["quantize.linear.mx"]
-    elif plan.precision.compute == "fp8":
-        tables["model"]["converters"] = ["quantize.linear.float8"]
-        tables["quantize.linear.float8"] = {"recipe_name": plan.precision.fp8_recipe or "tensorwise"}
+    if plan.precision.compute == "fp8":
+        recipe = plan.precision.fp8_recipe or "tensorwise"
+        name = f"quantize.linear.{'mx' if recipe == 'mxfp8' else 'float8'}"
+        tables["model"]["converters"] = [name]
+        tables[name] = {"filter_fqns": ["output"]} | ({} if recipe == "mxfp8" else {"recipe_name": recipe})
         if plan.precision.fp8_all_gather:
-            tables["quantize.linear.float8"]["enable_fsdp_float8_all_gather"] = True
+            tables[name]["enable_fsdp_float8_all_gather"] = True
     if compiled and job.stack.overlap.tp == "symmetric_memory" and plan.tp > 1:
         tables["parallelism"]["enable_async_tensor_parallel"] = True
     lines: list[str] = []
