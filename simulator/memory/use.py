@@ -234,8 +234,9 @@ def _on_pool(
 ) -> tuple[MemoryUse, list[int]]:
     """The same on the pool that the plan asks for, and what it has reserved at the end of each moment."""
     pools = Pools.of(plan)
-    exceeds = live.peak[0] + outside > capacity_bytes(device, plan, outside) and not plan.memory.refill_every
-    free = play_pool(history, pools, plan, briefly=exceeds)
+    exceeds = live.peak[0] + outside > capacity_bytes(device, plan, outside)
+    lasting = plan.memory.refill_every or plan.memory.tiered  # whose calls of later steps take time all the same
+    free = play_pool(history, pools, plan, briefly=exceeds and not lasting)
     size, seconds = compression(history, plan)
     with_compression = partial(replace, compressed_bytes=size, compress_s=seconds)
     use = replace(
