@@ -33,7 +33,7 @@ BUDGET: Final[Mapping[str, int]] = {  # lines of each room
     "base": 1000,
 }
 TOTAL: Final = 50_000  # lines of simulator/
-FAILS_OVER: Final[int | None] = 96_050  # lines of simulator/ from which on this is an error; None: they are only shown
+FAILS_OVER: Final[int | None] = 96_200  # lines of simulator/ from which on this is an error; None: they are only shown
 SHORT: Final = 20  # lines of a short function: nine in ten are meant to be
 EVENTS_PER_S: Final = 200_000
 
