@@ -16,16 +16,7 @@ from simulator import Cluster, InferencePlan, Model, Slo, Workload, search_servi
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
 from tests.examples import examples
-
-PRICES = """
-currency = "USD"
-[[price]]
-cluster = "hgx-h100-8"
-kind = "on-demand"
-per_gpu_hour = 3.6
-date = "2026-01-01"
-source = "made up"
-"""
+from tests.unit.test_serve_search_cli import PRICES
 
 
 def answer(capsys: pytest.CaptureFixture[str], *options: object) -> dict[str, Any]:

@@ -287,9 +287,8 @@ class Scheduler:
         if self.limits.reserved:
             needed, spare = at_end, int(self.limits.reserved * max(0, self._final - self.used_blocks))
         else:
-            coming = (
-                self._need[self._step % self.limits.block_size] if job.cached else 0
-            )  # before what comes back decodes
+            # what comes back decodes at once, beside those that do already
+            coming = self._need[self._step % self.limits.block_size] if job.cached else 0
             needed, spare = self._own_blocks(job, job.known) + coming, int(WATERMARK * self.limits.num_blocks)
         self._refused = self._short_of(needed + begins + (spare if self.running else 0), job)
         if self._refused:
